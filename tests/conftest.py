@@ -1,4 +1,4 @@
-"""Servers that many tests need: one of each kind for the whole run, a fresh bucket for each test."""
+"""Servers that many tests need: one of each kind per run, and a fresh bucket per test."""
 
 import gc
 import os
@@ -35,8 +35,7 @@ _NOWHERE = "http://127.0.0.1:1/"
 
 
 def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
-    """Take what belongs to the machine out of an environment; in `folder` lie an empty home and an
-    empty config file.
+    """Take the machine's part out of an environment, with an empty home and config in `folder`.
 
     The daemon at the default socket and the config file in /etc are hidden by the variables that
     come before them. Other users may enter the folder, for some tests change to one.
@@ -60,7 +59,7 @@ def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def heed_interrupts() -> None:
-    """Let SIGINT end this process and those that it starts: a shell has what it runs in the background ignore it."""
+    """Let SIGINT end this process and those that it starts, even in a shell's background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -100,17 +99,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what the tests have imported out of garbage collections, in this process and in its forks."""
+    """Keep the tests' imports out of garbage collections, in this process and in its forks."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def collected() -> Iterator[None]:
-    """Collect a module's garbage before the next module: torch waits for workers of an abandoned
-    loader, 5 s for each, wherever the collector comes upon it. What is left lives as long as the
-    tests, so later collections may skip it.
-    """
+    """Collect a module's garbage before the next one, as abandoned loaders take seconds."""
     yield
     gc.collect()
     gc.freeze()
@@ -127,7 +123,7 @@ def reached(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def zygote() -> Iterator[Zygote]:
-    """Process that `shardcache` is forked from by default: a new interpreter takes a second each time."""
+    """Process to fork `shardcache` from by default, as a new interpreter takes a second."""
     with Zygote() as zygote, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Daemon, "usual_spawn", zygote.spawn)
         patch.setattr(cli, "usual_run", zygote.run)

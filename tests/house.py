@@ -1,5 +1,4 @@
-"""The shape of the house: measures the source, prints a table, and fails where a measure is above
-its limit.
+"""The shape of the house: measures the source, prints a table, and fails above a limit.
 
     python tests/house.py [--json]
 
@@ -77,7 +76,7 @@ def constructors(paths: list[Path]) -> Iterator[tuple[int, str]]:
 
 
 def cycles() -> list[str]:
-    """Return the imports without which no package had a cycle between its children, as `importer > imported`."""
+    """Return the imports, as `importer > imported`, that make cycles among packages' children."""
     graph = grimp.build_graph("shardcache", "shardcache_client", cache_dir=None)
     packages = {name.rpartition(".")[0] for name in graph.modules} - {""}
     breakers = (graph.nominate_cycle_breakers(package) for package in packages)
@@ -85,13 +84,13 @@ def cycles() -> list[str]:
 
 
 def repeated_names(paths: list[Path]) -> list[str]:
-    """Return the names that several files have, in whichever folders, other than those of packages and of programs."""
+    """Return the names of several files in any folders, except for packages and programs."""
     counts = Counter(path.name for path in paths if not path.name.startswith("__"))
     return sorted(name for name, count in counts.items() if count > 1)
 
 
 def message_files(message: str = "more") -> list[Path]:
-    """Return the files that define or name `message`, one of a reader's requests that all layers know."""
+    """Return the files that define or name `message`, a request that all layers know."""
     pattern = re.compile(rf'def {message}\(|"{message}"')
     return [path for path in files(".py") if pattern.search(path.read_text())]
 

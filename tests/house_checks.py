@@ -1,5 +1,4 @@
-"""Patterns that make a file slow to read: checks of its syntax, each with the line where it found
-something.
+"""Patterns that make a file slow to read: syntax checks, each with the line of a finding.
 
 They say what code must not do, and limit no size but that of files and functions. A place that is
 right as it is has a row in `EXCEPTIONS`, with the reason.
@@ -94,7 +93,7 @@ def _of_function(node: Function) -> Iterator[Finding]:
 
 
 def _docstring_length(node: Function) -> int:
-    """Return the number of lines of a docstring: what a user reads of a function is no part of its code."""
+    """Return the number of lines of a docstring, which is no part of a function's code."""
     if ast.get_docstring(node) is None:
         return 0
     first = node.body[0]
@@ -267,9 +266,7 @@ class Density:
 
 
 HEADINGS = f"{'files':>5} {'tokens':>7} {'code':>6} {'chars':>6} {'tuples':>7} {'if-else':>7} {'long %':>6}"
-"""Files, tokens, code lines, characters per code line, tuple assignments and conditional
-expressions per 1,000 code lines, and the share of lines of 100 columns or more.
-"""
+"""Files, tokens, code lines and their length; tuple assignments, conditionals and long lines."""
 
 _LAYOUT = frozenset(
     {

@@ -1,5 +1,4 @@
-"""Takes the dashboard's pictures for docs/: `cd tests && python -m pictures [FOLDER]`. Needs
-Chromium and 5 GB of disk.
+"""Takes the pictures for docs/: `cd tests && python -m pictures [FOLDER]`. Needs Chromium, 5 GB.
 
 Four jobs go through a dataset that is larger than the cache, most of which was full before; the
 rest comes from a store that is far away. Then a fifth job comes, and is faster than the network.
@@ -80,7 +79,7 @@ def reading(daemon: Daemon, here: Sequence[ShardRef], *jobs: Job) -> Iterator[No
 def _read(
     daemon: Daemon, here: Sequence[ShardRef], job: Job, number: int, stop: threading.Event
 ) -> None:
-    """Read a part of the dataset, as if the job had been at it for a while: what is needed first is here."""
+    """Read a part of the dataset, so that what is needed first is cached."""
     rng = random.Random(f"{job.name}/{number}")
     shards = [
         *here,

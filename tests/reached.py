@@ -1,5 +1,4 @@
-"""The functions of the sources that each test file calls, in pytest's own process and in the
-daemons that it forks.
+"""The functions that each test file calls, in pytest's process and in forked daemons.
 
 `make coverage` runs the tests with REACHED set to a folder: each process appends what it calls to a
 file there that is named after the test file, at the first call, so that kill -9 loses nothing.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run parts, print one table of ratios, and keep all figures; or compare and show kept ones."""
+"""`python -m benchmarks`: run parts and print a table of ratios, or compare and show kept ones."""
 
 import signal
 import sys
@@ -108,7 +108,7 @@ def main(
     ends: tuple[str, str] | None,
     page: Path | None,
 ) -> None:
-    """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
+    """Compare shardcache with today's common tools, on this machine against a local S3 server."""
     try:
         if page is not None:
             page.write_text(figures.page(page.read_text(), figures.read(path, Path(path))))

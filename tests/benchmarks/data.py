@@ -1,4 +1,4 @@
-"""The datasets: deterministic, incompressible, made once and shared by every part of the benchmark."""
+"""The datasets: deterministic, incompressible, made once and shared by all parts."""
 
 import random
 import tarfile
@@ -35,7 +35,7 @@ class Kind:
 
     @property
     def shard_samples(self) -> int:
-        """Samples that fit into one shard: each member has a header and is padded to whole blocks."""
+        """Samples that fit into one shard, with each member's header and padding to blocks."""
         in_tar_bytes = sum(
             _BLOCK + -(-size_bytes // _BLOCK) * _BLOCK for _, size_bytes in self.members
         )

@@ -1,5 +1,4 @@
-"""Figures of benchmarks, a JSON line per row and run: what changed between two commits, and the
-tables of a page.
+"""Figures of benchmarks, a JSON line per row and run: changes between commits, and pages' tables.
 
 Lines of one row and commit are pooled: two runs give twice the rounds.
 """
@@ -36,7 +35,7 @@ _HEAD = "||shardcache|compared with|ratio|\n|---|---|---|---|\n"
 
 
 def origin(root: Path) -> Line:
-    """Return the commit of a checkout (or the version outside of one), the time, and this machine."""
+    """Return the commit of a checkout (or else the version), the time, and this machine."""
     describe = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     commit = subprocess.run(
         describe, cwd=root, capture_output=True, text=True, check=False
@@ -54,7 +53,7 @@ def origin(root: Path) -> Line:
 def recorded(
     parts: Mapping[str, Callable[[], Iterable[Row]]], path: Path, **head: Any
 ) -> Iterator[tuple[str, Row | Exception]]:
-    """Measure parts, append each row to a file, then yield it; or yield the error of a part that fails, and go on."""
+    """Measure parts; append each row to a file and yield it, or yield the error of its part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for part, measure in parts.items():
         try:
@@ -70,7 +69,7 @@ def recorded(
 
 
 def read(where: str, path: Path) -> list[Line]:
-    """Return the lines of a file `where`, or those in `path` of a commit of which `where` is the beginning."""
+    """Return the lines of a file `where`, or those in `path` of a commit that begins with it."""
     file = Path(where)
     lines = [
         json.loads(line) for line in (file if file.is_file() else path).read_text().splitlines()
@@ -84,7 +83,7 @@ def read(where: str, path: Path) -> list[Line]:
 
 
 def rounds(lines: Iterable[Line]) -> dict[Name, list[float]]:
-    """Return what is compared: each round's ratio to the peer in the same round, or its figure without a peer."""
+    """Return what is compared: each round's ratio to the peer, or its figure without a peer."""
     found: dict[Name, list[float]] = defaultdict(list)
     for line in lines:
         ours = line["rounds"]
@@ -98,7 +97,7 @@ def rounds(lines: Iterable[Line]) -> dict[Name, list[float]]:
 
 
 def rank_test(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the two-sided p-value of the exact rank-sum test (Wilcoxon, Mann-Whitney), with midranks for ties."""
+    """Return the two-sided p-value of the exact rank-sum test, with midranks for ties."""
     both = sorted([*before, *after])
     ranks = {
         value: bisect_left(both, value) + bisect_right(both, value) + 1 for value in both
@@ -119,7 +118,7 @@ def rank_test(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 class Change(NamedTuple):
-    """Medians of a row at two commits; the verdict is better, worse, noise, or too few rounds for any p to be small."""
+    """Medians of a row at two commits, with a verdict: better, worse, noise, or too few rounds."""
 
     name: Name
     before: float
@@ -169,8 +168,7 @@ def render(changes: Iterable[Change]) -> Table:
 
 
 def page(text: str, lines: Sequence[Line]) -> str:
-    """Return a page with each table made anew of the newest line of each row; one without lines
-    stays as it is.
+    """Return a page with each table made anew of its rows' newest lines, if it has any.
 
     A table stands between `<!--figures:PART,PART-->` and `<!--end-->`; `machine` is a sentence on
     when and where.

@@ -1,4 +1,4 @@
-"""A cache folder with any number of shards that take no space: sparse files, each with a sidecar of its own."""
+"""A cache folder of any number of shards that take no space: sparse files with sidecars."""
 
 import os
 import random
@@ -17,8 +17,7 @@ _SAMPLES = 8
 
 
 def make_hollow_shards(cache_dir: Path, urls: Iterable[str], size_bytes: int) -> list[ShardRef]:
-    """Fill a cache folder with sparse files, each with a sidecar of its own; return how plans call
-    them.
+    """Fill a cache folder with sparse files and their sidecars; return their names in plans.
 
     They can be leased, evicted and listed. Whoever reads one finds it damaged: set `--scrub-rate
     0`.

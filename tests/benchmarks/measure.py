@@ -1,4 +1,4 @@
-"""Measurements: functions in processes of their own, interleaved tries, processor time, memory; and rows of results."""
+"""Measurements: processes of their own, interleaved tries, processor time, memory and rows."""
 
 import json
 import mmap
@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 
 def command(function: Callable[..., Any], **arguments: Any) -> list[str]:
-    """Return the command that calls a function of a module with such arguments, and prints its result as JSON."""
+    """Return the command that calls a module's function and prints its result as JSON."""
     return [
         sys.executable,
         "-m",
@@ -38,14 +38,14 @@ def command(function: Callable[..., Any], **arguments: Any) -> list[str]:
 def call(
     function: Callable[..., Any], env: Mapping[str, str] | None = None, **arguments: Any
 ) -> Any:
-    """Call a function in a process of its own; return its result. Raises RuntimeError where it fails."""
+    """Call a function in its own process; return its result. Raises RuntimeError if it fails."""
     return call_together([command(function, **arguments)], env)[0]
 
 
 def call_together(
     commands: Sequence[Sequence[str]], env: Mapping[str, str] | None = None
 ) -> list[Any]:
-    """Call functions at the same time; return their results. Leaves no process behind, however this ends."""
+    """Call functions at the same time; return their results. Leaves no process behind."""
     with ExitStack() as stack:
         processes = [stack.enter_context(_started(command, env)) for command in commands]
         outputs = [process.communicate()[0] for process in processes]
@@ -109,7 +109,7 @@ def rate(
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Return the processor time, user and system, of a process and all its children, ended ones included."""
+    """Return the user and system time of a process and all its children, ended ones included."""
     process = psutil.Process(pid)
     return sum(
         sum(member.cpu_times()[:4]) for member in (process, *process.children(recursive=True))
@@ -117,7 +117,7 @@ def tree_cpu_s(pid: int) -> float:
 
 
 def thread_cpu_s(pid: int) -> dict[int, float]:
-    """Return the processor time, user and system, of each thread of a process; the main thread's id is `pid`."""
+    """Return the processor time of each thread of a process; the main thread's id is `pid`."""
     return {
         thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()
     }
@@ -142,7 +142,7 @@ def peak_bytes(pid: int) -> int:
 def interleaved(
     contenders: Mapping[Key, Callable[[], Value]], say: Callable[[str], None], rounds: int
 ) -> dict[Key, list[Value]]:
-    """Run every contender once per round, so that other load on the machine affects all of them alike."""
+    """Run every contender once per round, so that other load affects all of them alike."""
     results: dict[Key, list[Value]] = {name: [] for name in contenders}
     for number in range(1, rounds + 1):
         for name, contender in contenders.items():
@@ -152,7 +152,7 @@ def interleaved(
 
 
 class Figure(float):
-    """A figure of several rounds, their median unless another summary is named, that keeps the value of each."""
+    """A figure of several rounds, by default their median, that keeps the value of each."""
 
     rounds: tuple[float, ...]
 
@@ -181,7 +181,7 @@ def compared(
     what: str,
     targets: "Mapping[str, Target]",
 ) -> "list[Row]":
-    """Return a row for each contender after the first, which is compared with it, of medians of all rounds."""
+    """Return a row of medians for each contender after the first, compared with the first."""
     (_, ours), *peers = medians(contenders, say, rounds).items()
     return [Row(unit, what, ours, peer, theirs, targets.get(peer)) for peer, theirs in peers]
 
@@ -209,8 +209,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: our figure, next to a peer's of the same kind (best or median) where there is a
-    peer.
+    """One line: our figure, next to a peer's of the same kind (best or median) if there is one.
 
     Attributes:
         target: for the ratio where there is a peer, else for the figure; None for what is shown as a mark only.

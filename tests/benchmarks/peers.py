@@ -1,4 +1,4 @@
-"""Other loaders over local files, and the formats that they read; each is imported where it is used."""
+"""Other loaders over local files, and their formats; each is imported where it is used."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ def litdata(folder: str, **how: Any) -> Any:
 
 
 def write_litdata(folder: Path, items: Iterable[Any], **how: Any) -> None:
-    """Write items as litdata's chunks, uncompressed: `litdata.optimize` uses this very writer, in worker processes."""
+    """Write items as litdata's chunks, uncompressed, by the writer of `litdata.optimize`."""
     logging.getLogger("litdata").setLevel(logging.ERROR)
     with redirect_stdout(io.StringIO()):
         from litdata.streaming.writer import BinaryWriter
@@ -41,7 +41,7 @@ def write_litdata(folder: Path, items: Iterable[Any], **how: Any) -> None:
 
 
 def mosaicml() -> Any:
-    """Return MosaicML's package `streaming`: its examples import torchvision, which fails next to a torch for CPUs."""
+    """Return MosaicML's package `streaming`, with stubs of torchvision, which it imports."""
     if "torchvision" not in sys.modules:
         import transformers.feature_extraction_utils  # noqa: F401  # first, so that it finds no torchvision
 

@@ -58,7 +58,7 @@ class Endpoint:
 
 @contextmanager
 def endpoints(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
-    """Serve the kind's shards at `place.url(kind)`; by SeaweedFS alone where nginx is not installed."""
+    """Serve the kind's shards at `place.url(kind)`, from SeaweedFS if nginx is not installed."""
     place.url(kind)
     found = [
         Endpoint("SeaweedFS, http", place.store.env()),

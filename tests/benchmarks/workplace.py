@@ -1,4 +1,4 @@
-"""Folders, the S3 server, daemons and the datasets, each made when a part first needs it and removed at the end."""
+"""Folders, the S3 server, daemons and datasets, made on first use and removed at the end."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _SLACK_BYTES = 2_000_000_000
 
 
 PREPARED_S = 8.0
-"""Time after its start by which a daemon has all of its processes and the SDK, as a node's has when a job comes."""
+"""Time after its start by which a daemon has all of its processes and the SDK."""
 
 
 class Daemon(daemon.Daemon):
@@ -63,7 +63,7 @@ class Daemon(daemon.Daemon):
         return json.loads(self.request("GET", path))
 
     def warm(self, url: str) -> None:
-        """Fetch shards into the cache, as `shardcache warm` does. Raises RuntimeError if one cannot be fetched."""
+        """Fetch shards as `shardcache warm` does. Raises RuntimeError if one cannot be fetched."""
         *_, done = self.request("POST", "/v1/warm", {"urls": [url]}).splitlines()
         if json.loads(done).get("failed") != 0:
             raise RuntimeError(f"{url} cannot be fetched: {done.decode()}")
@@ -135,7 +135,7 @@ class Workplace:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """A folder below the root for one try; its files are gone from disk, written or not, when this returns."""
+        """A folder below the root for one try, whose files leave the disk when this returns."""
         settle()
         with tempfile.TemporaryDirectory(prefix="try-", dir=self.root) as name:
             yield Path(name)
@@ -145,7 +145,7 @@ class Workplace:
     def daemon(
         self, capacity: str = "100GB", store: SeaweedFS | ThrottledS3 | None = None
     ) -> Iterator[Daemon]:
-        """A daemon with an empty cache, able to reach a store: the S3 server unless another is given."""
+        """A daemon with an empty cache, able to reach a store (by default the S3 server)."""
         env = (store or self.store).env()
         with self.folder() as cache_dir, Daemon(cache_dir, capacity, env) as started:
             yield started
@@ -169,7 +169,7 @@ class Workplace:
 
 
 def settle() -> float:
-    """Write all dirty pages to disk, so that nobody pays for what another wrote; return the seconds it took."""
+    """Write all dirty pages to disk, so that the next does not pay; return the seconds it took."""
     started_s = time.perf_counter()
     os.sync()
     return time.perf_counter() - started_s

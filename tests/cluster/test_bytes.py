@@ -60,7 +60,7 @@ def test_a_narrow_link_to_the_store_costs_one_copy(cluster: Cluster, dataset: Da
 def test_evicted_shards_come_from_the_tier_which_survives_kill_9(
     cluster: Cluster, dataset: Dataset
 ) -> None:
-    """Nodes whose caches have been emptied fetch nothing from the store; nor after SIGKILL to every nginx."""
+    """Nodes with emptied caches fetch nothing from the store, even after SIGKILL to all nginx."""
     with cluster.tiered(3) as (nodes, tier):
         cluster.fetch(nodes, dataset)
         empty(nodes)
@@ -76,7 +76,7 @@ def test_evicted_shards_come_from_the_tier_which_survives_kill_9(
 def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(
     cluster: Cluster, dataset: Dataset
 ) -> None:
-    """A fourth node takes over a quarter of the parts; when it leaves, the others still have them."""
+    """A fourth node takes over a quarter of the parts. The others still have them afterwards."""
     with cluster.tiered(4) as (nodes, tier):
         tier.form(nodes[:3])
         cluster.fetch(nodes[:3], dataset)

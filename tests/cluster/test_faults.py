@@ -1,4 +1,4 @@
-"""Faults of nodes, links and programs of the tier: the bytes are right, and the store sends little more."""
+"""Faults of the tier's nodes, links and programs: bytes are right, and few are sent again."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ FAST_MBIT_PER_S = 10_000
 MORE_S = 60.0
 """The time that a fault may cost."""
 AGAIN = 1.5
-"""Times that the store sends what a lost node had: once for all others, and what is late on a busy machine."""
+"""Times that the store sends what a lost node had: once, and more on a busy machine."""
 IN_FLIGHT = 0.05
 """Bytes on their way to a lost node, and heads of answers."""
 
@@ -48,7 +48,7 @@ def test_a_node_is_lost(
     loss: Callable[[Node, Tier], AbstractContextManager[None]],
     state: str,
 ) -> None:
-    """The others finish, and the store sends again what the lost node had, whether it refuses or is silent."""
+    """The others finish, and the store sends again only what the lost node had."""
     with cluster.tiered(3, *SLOWLY, stall_timeout_s=PATIENCE_S) as (nodes, tier):
         *others, lost = nodes
         base_s = seconds(lambda: cluster.fetch(nodes, dataset))
@@ -70,7 +70,7 @@ def test_a_node_is_lost(
 
 
 def test_an_owner_behind_a_slow_link_is_left_out(cluster: Cluster, dataset: Dataset) -> None:
-    """The others find it out within seconds, and get its shards from the store and from each other."""
+    """The others find out within seconds, and get its shards from the store and each other."""
     with cluster.tiered(3) as (nodes, tier):
         *others, slow = nodes
         tier.form(others)

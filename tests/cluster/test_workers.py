@@ -1,4 +1,4 @@
-"""Workers of an owner's nginx that end, hang or are replaced, while nodes fetch over a narrow link to the store."""
+"""Workers of an owner's nginx that end, hang or are replaced, while nodes fetch slowly."""
 
 import os
 import signal
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.slow
 LINK_MBIT_PER_S = 20
 PARTS = ("--part-size", "1MiB")
 LIMIT_S = 120.0
-"""Some five times what a fetch takes without a fault; with the faults, it took more than that, or did not end."""
+"""Some five times a fetch without faults. With them, it took longer, or did not end."""
 SENT = 1.5
-"""In sizes of the dataset: what one worker had in flight is sent again; without a tier, three nodes get all of it."""
+"""Sizes of the dataset: one worker's transfers are sent again. Without a tier, it is three."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def midway(cluster: Cluster, dataset: Dataset) -> Iterator[tuple[list[Node], Tie
 
 
 def busiest_worker(nginx: Nginx) -> int:
-    """Return the worker that has used the most processor time, and thus most likely has transfers."""
+    """Return the worker that has used the most processor time, and so likely has transfers."""
     return max(nginx.workers(), key=lambda pid: sum(psutil.Process(pid).cpu_times()[:2]))
 
 
@@ -66,7 +66,7 @@ def test_a_hung_worker_holds_up_nobody(cluster: Cluster, dataset: Dataset) -> No
 
 
 def test_a_killed_workers_transfers_are_taken_over(cluster: Cluster, dataset: Dataset) -> None:
-    """Nobody waits for the age of what it locked, and the store sends little more than what was in flight there."""
+    """Nobody waits for its locks to age, and the store sends little more than it had in flight."""
     with midway(cluster, dataset) as (nodes, tier, round_):
         worker = busiest_worker(tier[nodes[2]])
         os.kill(worker, signal.SIGKILL)
@@ -90,8 +90,7 @@ def rewritten(nodes: list[Node], tier: Tier) -> None:
 def test_transfers_outlive_a_reload(
     cluster: Cluster, dataset: Dataset, change: Callable[[list[Node], Tier], None]
 ) -> None:
-    """However often nginx reads its configuration again, what is under way is neither sent again
-    nor fails.
+    """Repeated reloads of nginx neither fail transfers under way nor send them again.
 
     Were it lost, two parts of three would fail on each node, and be sent again. On a busy machine,
     some seem late.

@@ -35,7 +35,7 @@ def urls(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def index(folder: Path, urls: str) -> str:
-    """An index file of the same shards: their samples are counted, whether anybody has read them or not."""
+    """An index file of the same shards, which counts their samples before anybody reads."""
     return write_index(folder / "source", [SAMPLES] * SHARDS, "shard-{:06d}.tar")
 
 

@@ -1,5 +1,4 @@
-"""A task of a job for `test_slurm`: reads two epochs by Slurm's ranks and writes down the keys that
-it saw.
+"""A task of a job for `test_slurm` that reads two epochs by Slurm's ranks and notes the keys.
 
     python slurm_job.py URLS OUT_FOLDER [hold]
 

@@ -62,7 +62,7 @@ AXE = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.vi
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A daemon with a page, a job that reads from it, and a store that holds back what comes next."""
+    """A daemon with a page, a job that reads from it, and a store that holds shards back."""
 
     daemon: Daemon
     store: GatedStore
@@ -82,7 +82,7 @@ def browser() -> Iterator[ClientConnection]:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Its first shards are here; the job has one in hands and waits for another, which the store holds back."""
+    """The job has one shard in hand and waits for another, which the store holds back."""
     port = free_port()
     with GatedStore() as store:
         names = [f"train-{number:06d}.tar" for number in range(6)]
@@ -110,10 +110,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene: Scene) -> None:
-    """The job reads; then it waits, and the page says so, for which shard, and since when; the
-    store lets go, and it reads again. Nothing is asked of any other server, and the console has
-    nothing to complain of.
-    """
+    """The page says which shard the job waits for, and that it reads again later."""
     with opened(browser, scene.url) as page:
         page.until("document.querySelector('#job-rows .now').innerText.includes('reading')")
         page.until(
@@ -180,9 +177,7 @@ def test_the_keyboard_reaches_everything(browser: ClientConnection, scene: Scene
 def test_axe_finds_nothing_serious(
     browser: ClientConnection, scene: Scene, dark: bool, width: int
 ) -> None:
-    """Names, roles, contrast, tables and landmarks, in light and dark, wide and narrow; nothing
-    hangs out sideways, and nothing moves.
-    """
+    """Names, roles, contrast, tables and landmarks pass in both looks and widths."""
     script = (files("axe_core_python") / "axe.min.js").read_text()
     with opened(browser, scene.url, dark=dark, width=width) as page:
         page.evaluate(script)
@@ -197,7 +192,7 @@ def test_axe_finds_nothing_serious(
 def test_page_that_needs_a_token_asks_for_it(
     browser: ClientConnection, tmp_path: Path, scene: Scene
 ) -> None:
-    """A wrong one is refused, the right one opens the page; one that the address brings is taken out of it."""
+    """A wrong token is refused, the right one opens the page, and the address loses it."""
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)

@@ -95,8 +95,7 @@ class BuiltImage:
 
 
 def build(folder: Path) -> tuple[BuiltImage, BuiltImage]:
-    """Build the project's Dockerfile below a folder, with packages from Debian's and Python's
-    indexes.
+    """Build the project's Dockerfile below a folder, with Debian's and Python's packages.
 
     Returns the image that is built where no target is named, and that of the target `tier`.
 
@@ -126,7 +125,7 @@ def run_step(*command: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[tuple[BuiltImage, BuiltImage]]:
-    """Contents of the images; gigabytes while they are made, so nothing of them is kept, whatever happens."""
+    """Contents of the images, which take gigabytes to make and are never kept."""
     with tempfile.TemporaryDirectory(prefix="image-") as folder:
         yield build(Path(folder))
 
@@ -143,7 +142,7 @@ def tier_image(images: tuple[BuiltImage, BuiltImage]) -> BuiltImage:
 
 
 def test_the_image_is_small_and_not_roots(image: BuiltImage) -> None:
-    """It runs the daemon as its own user, without the tools that made it, and adds no more than the docs say."""
+    """The image runs as its own user, without build tools, and is as small as the docs say."""
     assert image.config["User"] == "52780:52780"
     assert image.config["Entrypoint"] == ["shardcache"]
     assert image.config["Cmd"] == ["serve"]
@@ -167,7 +166,7 @@ def test_the_tiers_adds_nginx_and_the_certificates_alone(
 
 
 def test_the_daemonset_runs_on_it(image: BuiltImage, moto_server: MotoS3, tmp_path: Path) -> None:
-    """As the manifests confine it, it prepares its folders, starts, fetches, answers its probes, and ends well."""
+    """The confined daemon prepares its folders, fetches, answers its probes, and ends well."""
     moto_server.make_bucket("image")
     url = moto_server.put("image", "a.tar", make_tar(random_samples(10)))
     objects = kustomized(KUBERNETES / "base")

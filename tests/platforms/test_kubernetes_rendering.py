@@ -55,8 +55,7 @@ def templated(*sets: str) -> list[dict[str, Any]]:
 
 
 def comparable(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return them by kind and name, without what two renderers do differently and Kubernetes takes
-    for the same.
+    """Return them by kind and name, without differences that mean nothing to Kubernetes.
 
     That is the order of containers, volumes and mounts, and how the name of a ConfigMap is made
     from what it holds.
@@ -105,7 +104,7 @@ def with_components(kubernetes: Path, names: tuple[str, ...]) -> Path:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_helm_and_kustomize_render_the_same(overlay: Path, choice: str) -> None:
-    """The chart's default values are the base, and each value that chooses a part is a component."""
+    """The chart's defaults are the base, and each value that chooses a part is a component."""
     names, values = CHOICES[choice]
     found = comparable(kustomized(with_components(overlay, names)))
     assert comparable(templated(*values)) == found
@@ -117,7 +116,7 @@ def test_helm_and_kustomize_render_the_same(overlay: Path, choice: str) -> None:
 
 
 def test_another_config_is_another_template() -> None:
-    """Pods are replaced when the config changes: its name, which the template has, is made from what it holds."""
+    """Pods are replaced when the config changes, as its name depends on its content."""
     daemonset, other = (
         by_kind(templated(*sets))["DaemonSet"] for sets in ((), ("config=capacity = 1",))
     )
@@ -147,7 +146,7 @@ def test_a_second_daemon_shares_nothing() -> None:
 
 
 def test_components_are_named_in_any_order_that_has_the_folders(overlay: Path) -> None:
-    """Metrics and tier do not take each other's rules away; a tier after prepared-nodes is refused, not broken."""
+    """Metrics and tier keep each other's rules; a tier after prepared-nodes is refused."""
     one, other = (
         comparable(kustomized(with_components(overlay, names)))
         for names in (("metrics", "tier"), ("tier", "metrics"))
@@ -158,8 +157,7 @@ def test_components_are_named_in_any_order_that_has_the_folders(overlay: Path) -
 
 
 def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
-    """No right, user or volume more; its port is the one that the NetworkPolicy admits, under both
-    numbers.
+    """The tier has no further right, user or volume; the NetworkPolicy admits its port.
 
     The daemon has the folder of its socket, which it may not change.
     """
@@ -207,7 +205,7 @@ def test_tier_has_its_own_store_and_port() -> None:
 
 
 def test_unused_tier_is_reported() -> None:
-    """The notes after an installation say what the config lacks, and nothing if it lacks nothing."""
+    """The notes after an installation say what the config lacks, if anything."""
     chart = KUBERNETES / "chart"
     example = KUBERNETES / "examples" / "tier" / "shardcache.toml"
     install = [
@@ -231,7 +229,7 @@ def test_unused_tier_is_reported() -> None:
 
 
 def test_the_command_of_the_page_installs_a_tier_that_is_used() -> None:
-    """`helm install` of docs/cluster.md gives the tier its store and folder; the daemon's config names its front."""
+    """`helm install` of docs/cluster.md gives the tier its store, and the daemon its front."""
     root = KUBERNETES.parents[1]
     (line,) = re.findall(
         r"^helm install (.*)$", (root / "docs" / "cluster.md").read_text(), re.MULTILINE

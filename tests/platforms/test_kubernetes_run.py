@@ -1,4 +1,4 @@
-"""Daemons and a training job on two nodes, carried out from the very manifests, confined as these say."""
+"""Daemons and a training job on two nodes, run and confined as the very manifests say."""
 
 import json
 import signal
@@ -37,7 +37,7 @@ NOWHERE = {
 
 
 class Cluster:
-    """Objects applied to the cluster: the site's manifests, and the secrets that the site makes by hand."""
+    """Objects applied to the cluster: the site's manifests and the secrets made by hand."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -77,7 +77,7 @@ class Cluster:
 
     @contextmanager
     def trainer(self, node: Node, index: int) -> Iterator[Container]:
-        """Yield the started container of the Job's pod with this index, with one process in place of eight."""
+        """Yield the container of the Job's pod with this index, with one process, not eight."""
         spec = by_kind(self._job)["Job"]["spec"]["template"]["spec"]
         (container,) = spec["containers"]
         env = [variable for variable in container["env"] if variable["name"] != "GPUS"]
@@ -117,14 +117,14 @@ def status(daemon: Container) -> Any:
 
 
 def test_the_daemon_is_confined(nodes: dict[Node, Container]) -> None:
-    """It runs as its own user without a capability, under seccomp, writes its cache, and nothing of its image."""
+    """The daemon has its own user, seccomp and no capability, and writes only its cache."""
     check_confined(next(iter(nodes.values())), "/var/cache/shardcache")
 
 
 def test_a_job_on_two_nodes_trains(
     cluster: Cluster, nodes: dict[Node, Container], store: MotoS3
 ) -> None:
-    """Both pods read every sample between them, through the socket and the cache folder, each node each byte once."""
+    """Both pods read every sample between them, and each node fetches each byte once."""
     (first, second) = nodes
     daemons = list(nodes.values())
     index = daemons[0].exec(
@@ -169,7 +169,7 @@ def test_a_daemon_that_hangs_is_found(nodes: dict[Node, Container]) -> None:
 
 
 def test_a_new_pod_serves_what_the_old_one_cached(cluster: Cluster, store: MotoS3) -> None:
-    """SIGTERM ends a pod well; the next one finds the cache, and is live and ready though no store answers."""
+    """SIGTERM ends a pod well; the next is live and ready though no store answers."""
     node = cluster.node(3, store.env())
     with cluster.daemon(node, "old") as old:
         assert old.exec("shardcache", "warm", URLS).returncode == 0
@@ -182,7 +182,7 @@ def test_a_new_pod_serves_what_the_old_one_cached(cluster: Cluster, store: MotoS
 
 
 def test_a_pod_waits_for_the_daemon(cluster: Cluster, store: MotoS3) -> None:
-    """On a node without a daemon the job's pod does not start, and makes no folder in the daemon's place."""
+    """The job's pod neither starts nor makes a folder in the absent daemon's place."""
     node = cluster.node(4, store.env())
     with pytest.raises(FileNotFoundError), cluster.trainer(node, 0):
         pytest.fail("the pod has started")

@@ -1,4 +1,4 @@
-"""The tier on three nodes, carried out from the very manifests, each pod with a network of its own."""
+"""The tier on three nodes, run from the very manifests, with a network for each pod."""
 
 import os
 import signal
@@ -79,7 +79,7 @@ def whole(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> list[Pod]:
 
 
 def relist(cluster: TierCluster, pods: list[Pod], count: int) -> None:
-    """Change the ConfigMap to the first nodes, and return when the tier on all of these goes by it."""
+    """Change the ConfigMap to the first nodes, and return when the tier follows it."""
     cluster.list_nodes(cluster.nodes[:count])
     for pod in pods:
         pod.volumes.sync()
@@ -91,7 +91,7 @@ def relist(cluster: TierCluster, pods: list[Pod], count: int) -> None:
 
 
 def sent(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> float:
-    """Fetch a dataset on all nodes at the same time; return what the store has sent, in sizes of the dataset."""
+    """Fetch a dataset on all nodes at once; return the store's bytes in dataset sizes."""
     before_bytes = cluster.store.host.sent_bytes()
     fetch(pods, dataset)
     return (cluster.store.host.sent_bytes() - before_bytes) / dataset.size_bytes
@@ -112,7 +112,7 @@ def _from_store_bytes(pod: Pod) -> int:
 
 
 def test_both_containers_are_confined(pods: list[Pod]) -> None:
-    """Daemon, nginx and what started it run as their own user, without a right, and write to their folders alone."""
+    """Daemon, nginx and starter run as their own user and write only to their folders."""
     for name, folder in (
         ("shardcache", "/var/cache/shardcache"),
         ("tier", "/var/cache/shardcache-tier"),
@@ -131,7 +131,7 @@ def test_both_containers_are_confined(pods: list[Pod]) -> None:
 def test_the_front_is_a_socket_of_the_pod_and_the_owner_the_clusters(
     cluster: TierCluster, pods: list[Pod]
 ) -> None:
-    """Only the pod's containers have a front; an owner answers at the node's address, to certificates."""
+    """Only the pod's containers have a front; the owner answers to certificates."""
     (one, two) = (node.host for node in cluster.nodes[:2])
     assert one is not None
     assert two is not None
@@ -147,7 +147,7 @@ def test_the_front_is_a_socket_of_the_pod_and_the_owner_the_clusters(
 def test_a_new_certificate_is_put_to_use(
     cluster: TierCluster, whole: list[Pod], dataset: Dataset
 ) -> None:
-    """The Secret is replaced by one of the same authority; the nodes present it, and go on to share."""
+    """The nodes present the replaced Secret's certificate, and go on to share."""
     host = cluster.nodes[0].host
     assert host is not None
 
@@ -168,7 +168,7 @@ def test_a_new_certificate_is_put_to_use(
 
 
 def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
-    """The liveness probe fails while the workers are stopped, though the kernel takes connections for them."""
+    """The liveness probe fails while the workers are stopped, though connections are taken."""
     tier = pods[0].containers["tier"]
     (nginx,) = children(tier.state()["pid"])
     workers = children(nginx)
@@ -187,8 +187,7 @@ def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
 def test_a_pod_whose_tier_does_not_start_reads_from_the_store(
     cluster: TierCluster, dataset: Dataset
 ) -> None:
-    """Neither list nor certificate exists yet: the pod is ready, and the tier waits for the file
-    that it names.
+    """The pod is ready, and the tier waits for the missing file that it names.
 
     So it does for a list that has the node.
     """

@@ -41,7 +41,7 @@ class Prometheus:
         return True
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Return what an expression gives now, a row for each series. Raises HTTPError where it is none."""
+        """Return the rows of an expression, one for each series. Raises HTTPError on a fault."""
         answer = json.loads(self._get("/api/v1/query?" + urllib.parse.urlencode({"query": expr})))
         rows: list[dict[str, Any]] = answer["data"]["result"]
         return rows
@@ -59,7 +59,7 @@ class Prometheus:
 
 @contextmanager
 def scraping(folder: Path, target_port: int, token_file: Path, rules: Path) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes a daemon's port with a token, and evaluates rules, each second."""
+    """Run a Prometheus that scrapes a port and evaluates rules each second."""
     assert PROGRAM is not None
     config = {
         "global": {
@@ -129,7 +129,7 @@ def filled_in(query: Query) -> str:
 
 
 def soon(prometheus: Prometheus, expr: str) -> None:
-    """Return once an expression has something to show. Raises TimeoutError, which names it, when it has not."""
+    """Return once an expression has a result. Raises TimeoutError, naming it, if it has none."""
     eventually(partial(_shows, prometheus, expr), limit_s=LIMIT_S)
 
 
@@ -146,7 +146,7 @@ def test_each_alert_fires_when_it_should_and_not_before() -> None:
 
 
 def test_a_real_prometheus_answers_every_panel(tmp_path: Path) -> None:
-    """It scrapes with the token, finds no fault with what comes, and each panel has something to show."""
+    """Prometheus scrapes with the token, and each panel has something to show."""
     (tmp_path / "data").mkdir()
     urls = [f"file://{path}" for path in write_shards(tmp_path / "data", 3, 10, {"bin": 40_000})]
     token_file = tmp_path / "token"

@@ -1,4 +1,4 @@
-"""The private daemon in a container without privileges, which a runtime starts as a Pod's strictest spec asks."""
+"""The private daemon in an unprivileged container, as strict as a Pod's spec allows."""
 
 import json
 import subprocess
@@ -38,13 +38,13 @@ sys.exit(other.wait() if other else 0)
 
 @pytest.fixture
 def bundle() -> Iterator[Path]:
-    """A folder with a short path, below which a container has its files and its user the only writable folder."""
+    """A folder with a short path for a container's files and its one writable folder."""
     with tempfile.TemporaryDirectory(prefix="private-") as name:
         yield Path(name)
 
 
 def test_processes_of_an_unprivileged_container_share_a_private_daemon(bundle: Path) -> None:
-    """As a user without capabilities, under seccomp, with a read-only root and no init; the daemon ends with it."""
+    """No capabilities, seccomp, a read-only root and no init; the daemon ends with it."""
     for name in ("data", "tmp"):
         (bundle / name).mkdir()
     (bundle / "tmp").chmod(0o1777)

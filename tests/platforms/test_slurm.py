@@ -68,7 +68,7 @@ def out(cluster: Slurm) -> Iterator[Path]:
 
 
 def own_daemon_env(cluster: Slurm, moto_server: MotoS3) -> dict[str, str]:
-    """Return what a job with its own daemon is told: the node's disk, the daemon's options, credentials."""
+    """Return what a job with its own daemon is told: disk, options, credentials."""
     return {
         "NODE_DISK": str(cluster.node_disk),
         "SHARDCACHE_CAPACITY": "1GB",
@@ -77,7 +77,7 @@ def own_daemon_env(cluster: Slurm, moto_server: MotoS3) -> dict[str, str]:
 
 
 def wait_until_all_hold(job: Job, out: Path) -> None:
-    """Return when every task of a job has a sample in its hands. Raises AssertionError when the job ends before."""
+    """Return when every task has a sample. Raises AssertionError if the job ends before."""
 
     def do_they() -> bool:
         assert job.state() in ("PENDING", "RUNNING"), job.said()
@@ -112,7 +112,7 @@ class TestSiteDaemon:
     def test_a_job_reads_through_one_daemon_a_node(
         self, cluster: Slurm, daemons: dict[str, Daemon], urls: str, out: Path
     ) -> None:
-        """Four tasks share each epoch, every sample once; a node fetches no shard twice and keeps no lease."""
+        """Four tasks share each epoch, and a node fetches no shard twice and keeps no lease."""
         job = cluster.submit("site-daemon.sbatch", sys.executable, JOB, urls, out)
         assert job.wait() == "COMPLETED", job.said()
         check_epochs(out)
@@ -133,7 +133,7 @@ class TestSiteDaemon:
     def test_a_job_that_is_cancelled_gives_back_its_leases(
         self, cluster: Slurm, daemons: dict[str, Daemon], urls: str, out: Path
     ) -> None:
-        """Tasks that held shards when scancel came leave no session, lease or process; the daemons continue."""
+        """No session, lease or process is left after scancel, and the daemons continue."""
         job = cluster.submit("site-daemon.sbatch", sys.executable, JOB, urls, out, "hold")
         wait_until_all_hold(job, out)
         eventually(lambda: all(daemon.leases() for daemon in daemons.values()), limit_s=LIMIT_S)
@@ -149,7 +149,7 @@ class TestSiteDaemon:
 def test_a_job_brings_its_own_daemons(
     cluster: Slurm, moto_server: MotoS3, urls: str, out: Path
 ) -> None:
-    """PyTorch over four tasks reads every sample once an epoch; the daemons go, and the cache that is kept stays."""
+    """PyTorch reads every sample once an epoch; the daemons go, and the cache stays."""
     env = own_daemon_env(cluster, moto_server) | {"KEEP_CACHE": f"{cluster.node_disk}/kept"}
     job = cluster.submit(
         "own-daemon.sbatch",
@@ -185,7 +185,7 @@ def test_a_cancelled_job_takes_its_own_daemons_with_it(
 def test_tasks_on_nodes_without_a_daemon_share_a_private_one(
     cluster: Slurm, moto_server: MotoS3, urls: str, out: Path
 ) -> None:
-    """Whichever task of a node reads first starts it, with its cache in the job's scratch; it ends after the job."""
+    """The first task to read starts it in the job's scratch; it ends after the job."""
     for node in NODES:
         (cluster.disk(node) / "run").mkdir(mode=0o700)
         (cluster.disk(node) / "scratch").mkdir()
@@ -219,7 +219,7 @@ def test_a_job_whose_daemons_do_not_start_ends(
 
 
 def test_prolog_and_epilog_cost_no_node(cluster: Slurm) -> None:
-    """Without a daemon a job runs all the same, and what killed daemons of users left goes with it."""
+    """A job runs even without a daemon, and leftovers of killed ones go with it."""
     folder = f"{cluster.node_disk}/shardcache-$SLURM_JOB_ID"
     told = cluster.run(
         "srun",

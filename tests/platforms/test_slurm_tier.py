@@ -1,4 +1,4 @@
-"""A cluster's tier by the scripts of deploy/slurm, on two nodes of a real Slurm: the site's, and a job's own."""
+"""A cluster's tier by deploy/slurm on two nodes of a real Slurm: the site's, and a job's."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ def store(shards: Path) -> Iterator[ThrottledS3]:
 
 @pytest.fixture(scope="module")
 def cluster(store: ThrottledS3) -> Iterator[Slurm]:
-    """A cluster that has the scripts of deploy/slurm, and on each node a command that starts its tier."""
+    """A cluster with the scripts of deploy/slurm, and a command per node to start its tier."""
     owner_port = free_port()
     with deployed(SITE) as running:
         for node in NODES:
@@ -119,7 +119,7 @@ def logs(cluster: Slurm, job: Job) -> str:
 def test_all_jobs_share_what_the_sites_tier_has_fetched(
     cluster: Slurm, daemons: list[Daemon], store: ThrottledS3, size_bytes: int
 ) -> None:
-    """A job's prolog starts it; both nodes together take one copy from the store, and the next job takes nothing."""
+    """Both nodes take one copy from the store, and the next job takes nothing."""
     before = store.stats().sent_bytes
     warm(cluster, "site-daemon.sbatch")
     assert [len(daemon.shards()) for daemon in daemons] == [SHARDS, SHARDS]
@@ -158,7 +158,7 @@ def own_tier(cluster: Slurm, store: ThrottledS3) -> dict[str, str]:
 
 
 def check_nothing_left(cluster: Slurm, job: Job) -> None:
-    """No process of a job, no nginx, and none of its folders and keys on any node, nor where it was submitted."""
+    """No process, nginx, folder or key of a job is left on any node."""
     assert cluster.processes() == []
     assert not any(is_served(job, node) for node in NODES)
     folders = [*map(cluster.disk, NODES), cluster.root / "scripts"]
@@ -181,7 +181,7 @@ def is_served(job: Job, node: str) -> bool:
 
 
 def test_a_job_brings_its_own_tier(cluster: Slurm, store: ThrottledS3, size_bytes: int) -> None:
-    """Its nodes together take one copy from the store; the tier ends with the job, and the next one begins again."""
+    """The nodes take one copy from the store, and the next job's tier begins again."""
     for _ in range(2):
         before = store.stats().sent_bytes
         job = warm(cluster, "own-daemon.sbatch", env=own_tier(cluster, store))

@@ -1,4 +1,4 @@
-"""The units as they are, under systemd itself: it boots in a container, starts the daemon, watches and replaces it."""
+"""The units under systemd itself, which starts, watches and replaces the daemon."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def machine(moto_server: MotoS3) -> Iterator[Machine]:
-    """A machine where the service is installed as the docs say, with two users, of whom alice trains."""
+    """A machine with the service installed as documented and two users; alice trains."""
     with installed(moto_server.env()) as booted:
         for user in ("alice", "bob"):
             booted.run("useradd", user)
@@ -54,7 +54,7 @@ def cached(machine: Machine) -> str:
 
 
 def test_only_training_ranks_are_served(machine: Machine, url: str) -> None:
-    """In its sandbox the daemon fetches, indexes and evicts; its files and its socket are the group's alone."""
+    """The sandboxed daemon works, and its files and its socket are the group's alone."""
     assert asked(machine, "warm", url)[-1]["event"] == "done"
     tar = cached(machine)
     for path in (tar, SOCKET):
@@ -71,7 +71,7 @@ def test_only_training_ranks_are_served(machine: Machine, url: str) -> None:
 
 
 def test_worker_process_starts_on_demand(machine: Machine, url: str) -> None:
-    """After a stop the socket is there, what was cached is as it was, and the next request starts the daemon."""
+    """The socket and the cache outlast a stop, and the next request starts the daemon."""
     asked(machine, "warm", url)
     tar = cached(machine)
     machine.run("systemctl", "stop", UNIT)
@@ -84,7 +84,7 @@ def test_worker_process_starts_on_demand(machine: Machine, url: str) -> None:
 
 
 def test_a_daemon_that_hangs_is_replaced(machine: Machine, url: str) -> None:
-    """The watchdog ends a daemon that stands still, the journal says where it stood, and who asks meanwhile waits."""
+    """The watchdog ends the daemon, the journal says where it hung, and clients wait."""
     hasty = f"/run/systemd/system/{UNIT}.d/hasty.conf"
     machine.write(hasty, "[Service]\nWatchdogSec=5\n")
     machine.run("systemctl", "daemon-reload")
@@ -139,7 +139,7 @@ def test_the_cache_may_go_to_another_group(machine: Machine, url: str) -> None:
 def test_a_disk_credentials_and_a_port_as_the_docs_say(
     machine: Machine, url: str, moto_server: MotoS3
 ) -> None:
-    """The daemon keeps its shards on the other disk, signs with the profile of the file, and answers by TCP."""
+    """Shards are on the other disk, requests are signed by the profile, and TCP is answered."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     machine.write("/etc/shardcache/environment", f"AWS_ENDPOINT_URL={moto_server.endpoint_url}")

@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def own_address() -> str:
-    """Return an address of this machine by which others reach it, or else one of the loopback, which takes no TLS."""
+    """Return an address of this machine for others, or else a loopback one without TLS."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("192.0.2.99", 9))  # sends nothing
@@ -39,7 +39,7 @@ def own_address() -> str:
 
 
 class Node:
-    """A machine with the daemon as a service, the list of nodes, and the certificates of both nodes in it."""
+    """A machine with the daemon as a service, the list of nodes and their certificates."""
 
     def __init__(self, machine: Machine, server: MotoS3) -> None:
         self.machine = machine
@@ -120,7 +120,7 @@ def warm(node: Node, url: str) -> None:
 
 @pytest.fixture(scope="module")
 def node(moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A node where the tier is installed as the docs say, in front of the daemon, with its parts on a disk."""
+    """A node with the tier installed as documented, with its parts on a disk."""
     with installed(moto_server.env(), {tmp_path_factory.mktemp("disk"): PARTS.parent}) as machine:
         prepared = Node(machine, moto_server)
         prepared.install()
@@ -128,7 +128,7 @@ def node(moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_the_daemon_reads_by_way_of_it(node: Node, url: str) -> None:
-    """It is up as soon as the command has ended; the first fetch is the store's, the second the tier's."""
+    """The tier is up when the command has ended, and serves the second fetch."""
     assert node.machine.state(UNIT) == "active"
     assert node.machine.property(UNIT, "StatusText").startswith("1 node, digest ")
     warm(node, url)
@@ -141,7 +141,7 @@ def test_the_daemon_reads_by_way_of_it(node: Node, url: str) -> None:
 
 
 def test_the_tier_can_do_nothing_else(node: Node) -> None:
-    """No process of it has a capability, or may gain one; it sees no home, and writes to its own folders alone."""
+    """No process has or may gain a capability; it sees no home and writes its folders only."""
     machine = node.machine
     machine.run("useradd", "--create-home", "alice")
     for pid in (node.pid(), *node.nginx()):
@@ -163,7 +163,7 @@ def test_the_tier_can_do_nothing_else(node: Node) -> None:
 
 
 def test_a_kill_costs_no_part(node: Node, url: str) -> None:
-    """systemd starts it again, whichever of its processes is killed; no process is left, and the parts are served."""
+    """systemd restarts the tier whichever process is killed, and the parts are served."""
     warm(node, url)
     parts = node.parts()
     for victim in (node.pid, lambda: node.nginx()[0]):
@@ -185,7 +185,7 @@ def test_a_kill_costs_no_part(node: Node, url: str) -> None:
 
 
 def test_a_list_that_comes_late_is_used(node: Node) -> None:
-    """Without its list it fails, and says why; it is up soon after the list is there, with nobody's help."""
+    """The tier fails without its list, and says why; it is up soon after the list is there."""
     machine = node.machine
     machine.run("systemctl", "stop", UNIT)
     machine.run("mv", "/etc/shardcache/tier/nodes", "/run/nodes")

@@ -23,7 +23,7 @@ TIER = ("shardcache-tier.service",)
 
 
 def analyze(command: str, names: Iterable[str], folder: Path) -> str:
-    """Run systemd-analyze over units with a program that is there; it finds nothing wrong. Return all it prints."""
+    """Check units with systemd-analyze, which finds nothing wrong. Return what it prints."""
     for name in names:
         text = (DEPLOY / name).read_text()
         (folder / name).write_text(
@@ -49,7 +49,7 @@ def test_systemd_understands_every_line(names: tuple[str, ...], tmp_path: Path) 
 
 
 def test_the_exposure_is_what_the_docs_say(tmp_path: Path) -> None:
-    """The score in the docs is the one that systemd gives the daemon, or worse; the tier is as well locked up."""
+    """systemd gives the daemon the documented score; the tier is as well locked up."""
     match = re.search(
         r"exposure of \*\*([\d.]+)\*\*", (ROOT / "docs" / "deploy-systemd.md").read_text()
     )

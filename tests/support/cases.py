@@ -1,4 +1,4 @@
-"""Cases of which `make test` runs few and `make test-slow` all: parameters, and examples of properties."""
+"""Cases of which `make test` runs few and `make test-slow` all: parameters and examples."""
 
 import math
 from collections.abc import Iterable

@@ -5,8 +5,7 @@ from typing import Self
 
 
 class Lifetime:
-    """A context manager that begins its parts on entering, and ends them on leaving, or if one of
-    them fails to begin.
+    """A context manager that begins its parts on entering, and ends them on leaving or failing.
 
     Attributes:
         parts: more parts, which are to end with the others, may be added to it within the block.

@@ -1,5 +1,4 @@
-"""Several jobs on one node: how often a dataset crosses the network, with room for all of it and
-for half.
+"""Several jobs on one node: how often a dataset crosses the network, if all or half of it fits.
 
 With half of it, the cache has room for half the dataset and for the shard that each reader holds in
 its hands. Offline MIN (Belady, A study of replacement algorithms for a virtual-storage computer,
@@ -29,7 +28,7 @@ _STAGGER_EPOCHS = 0.4  # the second job comes when the first is this far into it
 
 
 def sharing(place: Workplace) -> list[Row]:
-    """Return the bytes that the store sent to jobs on a cache of the whole dataset, next to the dataset's."""
+    """Return the bytes that the store sent to jobs with room for all, next to the dataset's."""
     url = place.url(LARGE)
     dataset = place.dataset(LARGE)
     with place.daemon() as daemon:
@@ -54,7 +53,7 @@ def sharing(place: Workplace) -> list[Row]:
 
 
 def read(url: str, socket: str, job: str) -> tuple[int, int]:
-    """Read every epoch through a loader, without a model; return the numbers of samples and of distinct ones."""
+    """Read every epoch through a loader; return the numbers of samples and of distinct ones."""
     from torch.utils.data import DataLoader
 
     from shardcache_client.dataset import ShardDataset

@@ -1,5 +1,4 @@
-"""Worth of each mechanism that decides about a request: cold epochs with one of them replaced by a
-trivial one.
+"""Worth of each mechanism behind a request: cold epochs with one of them made trivial.
 
 `PYTHONPATH=tests python -m benchmarks.downloads.ablation` prints the time that readers waited, the
 median of interleaved rounds, and how it changes without a mechanism. The product has no switches

@@ -1,5 +1,4 @@
-"""A cold epoch on the nodes of a cluster: each for itself, and with a tier between them and the
-store.
+"""A cold epoch on the nodes of a cluster: each for itself, and with a tier before the store.
 
 All nodes fetch the same shards in the same order at the same time, by `shardcache warm`; the
 store's link is narrow. The store, the nodes and the link share this machine's processors: bytes
@@ -36,7 +35,7 @@ class Epoch:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return wall time, copies sent by the store, and processor time of the tier, the median of all rounds each."""
+    """Return medians: wall time, copies sent by the store, and processor time of the tier."""
     why = why_not()
     if why is not None:
         place.say(f"no cluster, its rows are left out: {why}")

@@ -1,5 +1,4 @@
-"""A cold epoch from a store that is far away, with a training step of a fixed length, next to
-webdataset.
+"""A cold epoch from a distant store, with training steps of a fixed length, next to webdataset.
 
 The clock runs from `iter(loader)` to the end of the iteration: for every contender the start of the
 loader's workers counts, the import of its packages and the construction of its dataset do not. The
@@ -58,7 +57,7 @@ class Course:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return waiting, seconds to the first batch and bytes from the store, the median of all rounds each."""
+    """Return medians: waiting, seconds to the first batch, and bytes from the store."""
     contenders: dict[str, Callable[[], Course]] = {
         OURS: partial(_shardcache, place),
         LOCAL: partial(_local, place),
@@ -135,7 +134,7 @@ def _train(place: Workplace, contender: str, source: str, **how: Any) -> Course:
 
 
 class Logged(IterableDataset[Any]):
-    """Appends a line to a file for each shard whose first sample is yielded: seconds and url, with a blank between."""
+    """Appends a line, seconds and url, to a file for each shard whose first sample is yielded."""
 
     def __init__(self, dataset: Iterable[Any], path: Path) -> None:
         self._dataset = dataset
@@ -181,8 +180,7 @@ def train(
     start_after_s: float = 0.0,
     reads: str = "",
 ) -> Course:
-    """Train with a step of a fixed length. Raises RuntimeError where an epoch gives another number
-    of samples.
+    """Train with a step of a fixed length. Raises RuntimeError for a wrong number of samples.
 
     Args:
         contender: "shardcache", "webdataset" or "memory", for no reading at all.

@@ -110,7 +110,7 @@ def _speed(place: Workplace, endpoint: Endpoint) -> list[Row]:
 
 
 def _stores(place: Workplace, endpoint: Endpoint) -> list[Row]:
-    """Return what gs:// and az:// take, where their packages are installed, and http:// of the same server."""
+    """Return what gs:// and az:// take, if their packages are installed, and http:// as well."""
     web = endpoint.env["AWS_ENDPOINT_URL"]
     google = {"STORAGE_EMULATOR_HOST": web, "NO_GCE_CHECK": "true"}
     azure = {
@@ -139,7 +139,7 @@ def _stores(place: Workplace, endpoint: Endpoint) -> list[Row]:
             None if of else limits[unit],
         )
         for figure, (unit, of) in figures.items()
-        for protocol, ours in found.items()
+        for protocol, ours in medians[figure].items()
         if protocol != "http"
     ]
 
@@ -220,12 +220,12 @@ def _folder(place: Workplace, on_disk: bool) -> Iterator[Path]:
 
 
 def _cpu_s(pid: int) -> tuple[float, float]:
-    """Return the processor time of a daemon with its children, and of its event loop, which is the main thread."""
+    """Return the processor time of a daemon with its children, and of its event loop alone."""
     return tree_cpu_s(pid), thread_cpu_s(pid)[pid]
 
 
 def _at_rest(daemon: Daemon) -> tuple[float, float]:
-    """Return the same once the daemon is idle: on a node it has been up for long when a job starts."""
+    """Return the same once the daemon is idle, as one is that has been up for long."""
     before = -1.0, -1.0
     while True:
         now = _cpu_s(daemon.pid)
@@ -237,7 +237,7 @@ def _at_rest(daemon: Daemon) -> tuple[float, float]:
 
 
 def _download(place: Workplace, spent: Spent, sync_s: float, files: int) -> Download:
-    """Return a download of as many complete files as the dataset has. Raises RuntimeError where some are missing."""
+    """Return a download of all files of the dataset. Raises RuntimeError if some are missing."""
     dataset = place.dataset(LARGE)
     if files != len(dataset.shards):
         raise RuntimeError(f"{files} of {len(dataset.shards)} shards were downloaded")

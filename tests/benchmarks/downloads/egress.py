@@ -50,8 +50,7 @@ def loads(nodes: int, *, whole: bool = False) -> "np.typing.NDArray[np.float64]"
 
 
 def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
-    """Let all nodes fetch the same shards from a warm tier at the same time; return the share of
-    their lines in use.
+    """Let all nodes fetch the same shards from a warm tier; return the used share of their lines.
 
     Time is counted in parts at line rate. An owner shares its line equally among its requests; so
     does a node that would get more than its own.
@@ -115,7 +114,7 @@ def _is_late(
 
 
 def waiting(nodes: int, silent: float = 0.01) -> float:
-    """Return the connections of a node that wait, on average, for owners that are silent, until nginx skips them."""
+    """Return a node's mean number of connections that wait for silent owners."""
     until_next_s = FAIL_TIMEOUT_S + nodes * PART_BYTES / LINE_BYTES_PER_S
     return silent * nodes * time_limits(STALL_TIMEOUT_S)["connect_ms"] / 1000 / until_next_s
 

@@ -1,5 +1,4 @@
-"""The first batch over a daemon that has just started, and over a private one, next to webdataset
-by `pipe:curl`.
+"""The first batch over a daemon just started and a private one, next to webdataset by `pipe:curl`.
 
 The training process has imported everything before. Then the daemon is started, and the process
 trains as soon as it serves; or it makes its dataset, which starts a private daemon. There, the
@@ -34,7 +33,7 @@ PRIVATE = "a private daemon"
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return seconds to the first batch, medians, and the longest waiting of any epoch after its first batch."""
+    """Return medians: seconds to the first batch, and the longest waiting after that."""
     contenders: dict[str, Callable[[], Course]] = {
         FRESH: partial(_fresh, place),
         PRIVATE: partial(_private, place),
@@ -84,7 +83,7 @@ def _private(place: Workplace) -> Course:
 
 
 def train(source: str, samples: int, cache_dir: str = "") -> Course:
-    """Train one epoch over a daemon started for it: the node's in `cache_dir`, or else a private one."""
+    """Train one epoch over a daemon started for it, the node's in `cache_dir` or a private one."""
     from shardcache_client.dataset import ShardDataset
 
     with ExitStack() as stack:

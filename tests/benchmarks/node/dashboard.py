@@ -1,5 +1,4 @@
-"""The dashboard of a node with many shards and readers: how soon a browser shows it, and what it
-costs to watch.
+"""The dashboard of a node with many shards and readers: how soon it is shown, and what it costs.
 
 The readers do not read: they declare plans, take shards at a modest pace and give them back.
 """
@@ -43,7 +42,7 @@ new MutationObserver(() => {
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return the median time to the page, and the processor time of one page and of ten, less that of none."""
+    """Return the median time to the page, and the extra processor time of one page and of ten."""
     if PROGRAM is None:
         place.say("no Chromium: apt-get install chromium")
         return []
@@ -91,7 +90,7 @@ def _load(browser: ClientConnection, address: str) -> float:
 
 
 def _watch(daemon: Daemon, browser: ClientConnection, address: str, pages: int) -> float:
-    """Return the per cent of a core that the daemon takes while so many pages are open, one of them in the browser."""
+    """Return the per cent of a core that the daemon takes while so many pages are open."""
     with ExitStack() as stack:
         if pages:
             stack.enter_context(opened(browser, f"http://{address}/"))

@@ -1,5 +1,4 @@
-"""Cost of a decision at any number of shards: a few look-ups and heaps, no scan. No bytes, no
-sockets.
+"""Cost of a decision at any number of shards: a few look-ups and heaps, no scan and no bytes.
 
 A decision is all that the schedule does when a reader is done with a shard: it notes so, names the
 shard to fetch and the one to evict for it, and takes note of both. Each process has many sessions

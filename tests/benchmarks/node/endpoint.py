@@ -1,5 +1,4 @@
-"""The S3 endpoint: other loaders' jobs through it, with and without; and what its answers cost,
-beside nginx's.
+"""The S3 endpoint: other loaders' jobs with it and without, and the cost of its answers.
 
 The jobs download into folders of their own, as they do without the endpoint; the store is far away,
 and counts what it sends. Answers are those of cached objects, of files that the kernel has in
@@ -69,14 +68,14 @@ class Served:
 
 
 def measure(place: Workplace) -> Iterator[Row]:
-    """Yield speed and cost of answers, medians of all rounds; and bytes from the store for each loader, of one run."""
+    """Yield speed and cost of answers, as medians, and bytes from the store for each loader."""
     yield from _answers(place)
     yield from _jobs(place, "LitData", _read_litdata, place.litdata(LARGE))
     yield from _jobs(place, "MosaicML", _read_mosaicml, _mosaicml(place))
 
 
 def _jobs(place: Workplace, loader: str, read: Callable[..., int], folder: Path) -> Iterator[Row]:
-    """Yield the bytes that the store sends for jobs through the endpoint, beside the data's and those without it."""
+    """Yield the bytes that the store sends with the endpoint and without it, beside the data's."""
     for path in folder.iterdir():
         path.read_bytes()  # a far store has disks of its own
     with ThrottledS3(folder.parent.parent) as store, place.folder() as cache_dir:
@@ -95,7 +94,7 @@ def _jobs(place: Workplace, loader: str, read: Callable[..., int], folder: Path)
 
 
 def _run(place: Workplace, read: Callable[..., int], url: str, env: Mapping[str, str]) -> None:
-    """Run the jobs at the same time, each with a folder of its own. Raises RuntimeError if one misses a sample."""
+    """Run the jobs at once, each in its own folder. Raises RuntimeError if one misses a sample."""
     with place.folder() as folder:
         jobs = [
             command(read, url=url, folder=str(folder / f"{number}"), seed=number)

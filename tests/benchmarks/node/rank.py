@@ -1,5 +1,4 @@
-"""`python -m benchmarks.node.rank INDEX SOCKET FOLDER RANK READERS`: readers of a job of 64, forked
-by their rank.
+"""`python -m benchmarks.node.rank INDEX SOCKET FOLDER RANK READERS`: readers of one rank of 64.
 
 It imports what a training script without torch does, and begins once the folder has a file `go`.
 Each reader writes how long its dataset and first sample took, and stays until there is a file

@@ -14,7 +14,7 @@ _URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a daemon: seconds to its first answer, and the most memory it had resident by then."""
+    """One start of a daemon: seconds to its first answer, and its peak memory by then."""
 
     ready_s: float
     rss_bytes: int
@@ -24,7 +24,7 @@ class Start:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return time and memory of the best start, one per round; the folder's names are in the kernel's caches."""
+    """Return time and memory of the best start, with the folder's names in kernel caches."""
     count = max(1, round(SHARDS * place.scale))
     with place.folder() as cache_dir:
         place.say(f"making up {count:,} shards")

@@ -1,5 +1,4 @@
-"""Many readers of one job over a hundred thousand shards: their first samples, and what their plans
-cost the daemon.
+"""Many readers of one job over a hundred thousand shards: first samples, and the daemon's costs.
 
 All shards are one small tar, which nginx serves under as many names. Each rank is a process that
 makes the dataset from an index file and forks its readers. The cache holds a few shards for each,
@@ -91,8 +90,7 @@ def _store(shards: int) -> Iterator[str]:
 
 
 def _round(place: Workplace, index: str) -> list[float]:
-    """Return the figures of `TARGETS`, of readers that start together, and of one that starts when
-    all have begun.
+    """Return the figures of `TARGETS`, for readers that start together and for a later one.
 
     The start of the interpreters does not count, nor that of the daemon.
     """

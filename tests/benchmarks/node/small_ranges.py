@@ -1,4 +1,4 @@
-"""Ranged requests of one connection after the other, from a process of its own, as fast as their answers come."""
+"""Ranged requests of one connection after the other, from a process of its own, at full speed."""
 
 import asyncio
 import itertools
@@ -60,8 +60,7 @@ class _Connection(asyncio.Protocol):
 
 
 def answers_per_s(host: str, port: int, requests: str, timed_s: float) -> float:
-    """Return how many answers came in a second. Raises RuntimeError for one that is no part of an
-    object.
+    """Return how many answers came in a second. Raises RuntimeError if one is wrong.
 
     Args:
         requests: JSON file of the requests, which are sent again and again.

@@ -1,5 +1,4 @@
-"""Batches of decoded JPEGs, as a training loop gets them: ours next to webdataset's, litdata's and
-MosaicML's loaders.
+"""Batches of decoded JPEGs for training: ours next to webdataset's, litdata's and MosaicML's.
 
 Each contender reads the same files, kept in its own format on this disk, and gives batches of 224 ×
 224 crops as uint8 tensors; ours by threads, and by worker processes as the others. webdataset
@@ -50,7 +49,7 @@ def measure(place: Workplace) -> list[Row]:
 
 
 def samples(shard: int) -> Iterator[Sample]:
-    """Yield key, JPEG and label of each sample of a shard, the same every time: noise on a smooth picture."""
+    """Yield key, JPEG and label of each sample of a shard: always the same noisy pictures."""
     from PIL import Image
 
     source = np.random.default_rng(shard)

@@ -1,4 +1,4 @@
-"""Formats of files without a loader of their own, and the libraries that most programs read them with."""
+"""Formats of files without a loader of their own, and the usual libraries to read them."""
 
 import json
 import zipfile
@@ -151,7 +151,7 @@ def _read_array_record(path: Path) -> Iterator[bytes]:
 
 
 def _read_examples(path: Path) -> Iterator[Item]:
-    """Yield the values of Examples, parsed by protobuf's compiled parser, as TensorFlow's own class is."""
+    """Yield the values of Examples, parsed by protobuf's compiled parser as in TensorFlow."""
     for record in _read_array_record(path):
         feature = PACKED.FromString(record).features.feature
         yield {

@@ -1,5 +1,4 @@
-"""Scattered samples by their numbers, from a store that is far away: cold, and again from local
-disk.
+"""Scattered samples by their numbers, from a distant store: cold, and again from local disk.
 
 Next to them, what each costs without a table of samples: the fetching of its whole shard.
 """

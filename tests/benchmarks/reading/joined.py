@@ -1,4 +1,4 @@
-"""Images and captions joined by key, read by one process, next to the same members in one tar. Per second of CPU."""
+"""Images and captions joined by key, next to the same members in one tar, per second of CPU."""
 
 import time
 from collections.abc import Iterator

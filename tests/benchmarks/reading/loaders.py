@@ -1,5 +1,4 @@
-"""Batches from DataLoader workers, as bytes and with zero copy: as the workers gather them, and at
-the trainer.
+"""Batches from DataLoader workers, as bytes and with zero copy: in the workers and at the trainer.
 
 In `batches` only the size of a batch reaches the trainer, so that reading is measured; in
 `handover` the samples do.
@@ -86,7 +85,7 @@ def gathered_per_s(contender: str, source: str, socket: str, samples: int) -> fl
 
 
 def handed_mb_per_s(contender: str, source: str, socket: str, samples: int, read: bool) -> float:
-    """Return what the trainer receives, of which it reads every byte, or only asks for the length."""
+    """Return what the trainer receives, where it reads every byte or only asks for the length."""
     import numpy as np
 
     def as_bytes(sample: dict[str, Any]) -> dict[str, Any]:

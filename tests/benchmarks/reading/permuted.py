@@ -1,5 +1,4 @@
-"""A permutation of all samples from a store that is far away: waiting, bytes, and how well samples
-are mixed.
+"""A permutation of all samples from a distant store: waiting, bytes, and quality of mixing.
 
 Next to a window of shards, and what peers have: webdataset's shuffle buffer, and the order "py1e"
 of MosaicML's Streaming, each at the size that its documentation names. The mixing is that of an
@@ -34,7 +33,7 @@ _SEED = 7
 
 
 def measure(place: Workplace) -> Iterator[Row]:
-    """Yield waiting and bytes of a cold epoch, seconds to its first batch, and the mixing of each order."""
+    """Yield waiting and bytes of a cold epoch, seconds to its first batch, and each mixing."""
     yield from _reading(place)
     yield from _mixing(place)
 
@@ -70,7 +69,7 @@ def permuted(shards: int) -> Served:
 
 
 def _py1e(shards: int) -> Served:
-    """`StreamingDataset(shuffle_algo="py1e")` on one node: its own function, without what reads the shards."""
+    """`StreamingDataset(shuffle_algo="py1e")` on one node: its own function, without reading."""
     peers.mosaicml()
     from streaming.base.shuffle import get_shuffle
 

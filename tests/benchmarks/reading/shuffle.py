@@ -25,7 +25,7 @@ _SHARD_BUFFER = 100  # what WebDataset(shardshuffle=True) means
 _LEAST_SHARDS = 100  # with fewer, the largest window would be most of the epoch
 
 Served = NDArray[np.int64]
-"""For each place of an epoch, the sample that is served there, by its number in the order of the files."""
+"""The sample at each place of an epoch, by its number in the order of the files."""
 
 
 def measure(place: Workplace) -> list[Row]:

@@ -1,5 +1,4 @@
-"""A `Table` of millions of rows beside shards: making it, looking its rows up, and the memory that
-both take.
+"""A `Table` of millions of rows beside shards: making it, looking up rows, and the memory of both.
 
 Two processes make the dataset at the same time, as two ranks of a node do. One of them makes the
 table, from one object of a store through a daemon; then both read samples, whose keys are those of
@@ -36,7 +35,7 @@ _SAMPLE_S = 0.05
 
 
 def measure(place: Workplace) -> Iterator[Row]:
-    """Yield the figures of a parquet table and of one of JSON lines, each with a key, a label and a score per row."""
+    """Yield the figures of two tables, parquet and JSON lines, of key, label and score."""
     rows = round(ROWS * place.scale)
     folder = place.root / "tables"
     folder.mkdir()
@@ -65,6 +64,16 @@ def _of_table(
         fetched = daemon.status()["counters"]["origin_bytes"] - idle_fetched
         daemon_bytes = peak_bytes(daemon.pid) - idle_bytes
     place.say(json.dumps(found))
+    yield from _rows(table, rows, found, fetched / size_bytes, daemon_bytes / 1e6)
+
+
+def _rows(
+    table: str,
+    rows: int,
+    found: list[dict[str, Any]],
+    fetched_of_size: float,
+    daemon_mb: float,
+) -> Iterator[Row]:
     maker, other = sorted(found, key=lambda each: each["made"], reverse=True)
     if maker["made"] != 1 or other["made"] != 0:
         raise RuntimeError(f"{maker['made'] + other['made']} processes made the table")
@@ -74,7 +83,7 @@ def _of_table(
             unit, f"{what}, {rows:,} rows, {table.rpartition('.')[2]}", figure, target=target
         )
 
-    yield row("times its bytes", "fetched from the store", fetched / size_bytes, Target("=", 1.0))
+    yield row("times its bytes", "fetched from the store", fetched_of_size, Target("=", 1.0))
     yield row("s", "until the dataset is made by the process that makes the table", maker["open_s"])
     yield row("CPU-s", "of that process until then", maker["open_cpu_s"])
     yield row("s", "until it is made by another one, at the same time", other["open_s"])
@@ -90,7 +99,7 @@ def _of_table(
         other["read_heap"],
         Target("≤", 100),
     )
-    yield row("MB", "more memory of the daemon, at its peak", daemon_bytes / 1e6)
+    yield row("MB", "more memory of the daemon, at its peak", daemon_mb)
     yield row(
         "samples/s",
         "joined with rows at random, in each process",
@@ -223,7 +232,7 @@ class _Made(logging.Handler):
 
 
 class _Heap:
-    """The heap of this process, anonymous memory that is resident, beyond what it has when this is made."""
+    """The heap of this process: resident anonymous memory, less what it has at the start."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0

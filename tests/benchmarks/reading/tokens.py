@@ -1,5 +1,4 @@
-"""Blocks of tokens for a language model, read by one process: ours next to litdata's and
-MosaicML's.
+"""Blocks of tokens for a language model, read by one process, next to litdata's and MosaicML's.
 
 Per second of CPU, as MosaicML's reader often sleeps. Ours and litdata's are cut from documents when
 they are read; MosaicML's were packed when they were written. All read local files in random order.

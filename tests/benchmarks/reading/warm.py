@@ -1,4 +1,4 @@
-"""Warm reading in one process, without decoding: next to litdata and webdataset, and shuffled next to unshuffled."""
+"""Warm reading in one process without decoding, next to litdata and webdataset, and shuffled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""Writes the files of this folder, by TensorFlow and array_record: `pip install tensorflow-cpu
-array_record`.
+"""Writes the files of this folder (needs `pip install tensorflow-cpu array_record`).
 
 Each has the same Examples, of which `EXAMPLES` of tests/unit/shared/formats/test_record_files.py
 has the values.

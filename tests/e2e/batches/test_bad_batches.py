@@ -1,4 +1,4 @@
-"""Batches over bad data: the same for any number of threads, of equal size, with each error once."""
+"""Batches over bad data: the same for any number of threads, equal in size, each error once."""
 
 import threading
 from collections import Counter
@@ -22,7 +22,7 @@ Batches = list[list[str]]
 
 
 def load(dataset: ShardDataset[Any], threads: int) -> ShardLoader[list[str]]:
-    """Return a loader of lists of keys, whose batches so many threads make; this one if there are none."""
+    """Return a loader of lists of keys, with so many threads or none to make its batches."""
     return dataset.loader(
         batch_size=BATCH, num_workers=threads, workers="threads", collate_fn=keys_of
     )
@@ -44,7 +44,7 @@ def spoilt(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_substitutes_are_the_same_for_any_threads(daemon: Daemon, tmp_path: Path) -> None:
-    """A lost shard, and samples that a function refuses: batches keep their size, and are equal from run to run."""
+    """Batches keep their size, and are equal from run to run, despite a lost shard."""
     index = spoilt(tmp_path)
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def test_loop_that_is_left_logs_what_it_has_skipped(
     threads: int,
     way: Callable[[ShardDataset[Any], int], Any],
 ) -> None:
-    """As one does that is read to its end: the warnings, which are few, say that the number follows."""
+    """Few warnings say that the number follows, as in a loop that is read to its end."""
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["__key__"] < "000002":
@@ -152,7 +152,7 @@ def test_stage_that_is_left_logs_what_it_has_refused(
 def test_ranks_of_which_one_had_an_empty_batch_are_out_of_step(
     daemon: Daemon, tmp_path: Path, threads: int
 ) -> None:
-    """Uneven ranks leave bad samples out: the state of the rank that knows is not enough, those of all are exact."""
+    """Uneven ranks leave bad samples out, and only the states of all of them are exact."""
     url = write_indexed(tmp_path, [BATCH] * 6)
     (tmp_path / "0.tar").unlink()
 
@@ -245,7 +245,7 @@ def test_a_dropped_iterator_leaves_no_thread_session_or_lease(
 
 @pytest.mark.slow
 def test_substitutes_are_of_shards_that_are_open(daemon: Daemon, tmp_path: Path) -> None:
-    """One shard is not opened after another, where most samples are bad, to find a good one in each of them."""
+    """Shard after shard is not opened for good samples where most samples are bad."""
     index = write_indexed(tmp_path, [100] * 8)
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def test_substitutes_are_of_shards_that_are_open(daemon: Daemon, tmp_path: Path)
 
 
 def test_sample_that_cannot_be_pickled_is_an_error(daemon: Daemon, tmp_path: Path) -> None:
-    """A worker process cannot send it: the trainer gets the error in place of its batch, and does not wait for that."""
+    """A worker process cannot send it, and the trainer gets the error without waiting."""
     dataset = ShardDataset(write_indexed(tmp_path, [6]), socket=daemon.socket)
 
     def spoil(sample: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Batches by length over real ranks, workers and shards: equally many everywhere, resumed exactly, also elsewhere."""
+"""Batches by length over real ranks, workers and shards: equally many, and resumed exactly."""
 
 import random
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ KEYS = [f"{number:06d}" for number in range(SAMPLES)]
 
 @pytest.fixture(scope="module")
 def texts(folder: Path, daemon: Daemon) -> str:
-    """The pattern of eight shards of texts, longer from shard to shard; the daemon has counted them."""
+    """The pattern of eight shards of texts of rising length, which the daemon has counted."""
     source = folder / "texts"
     source.mkdir()
     draw = random.Random(7)
@@ -64,9 +64,7 @@ def batches(socket: object, urls: str) -> LengthBatches:
 
 
 def train(socket: str, urls: str) -> dict[str, Any]:
-    """Be one rank: read an epoch by workers that are forked, leave another after some steps, and
-    resume that by workers that are spawned.
-    """
+    """Be one rank: read an epoch by forked workers, and resume another by spawned ones."""
     dist.init_process_group("gloo")
 
     def loader(start_method: str) -> Any:
@@ -103,8 +101,7 @@ def keys(*parts: list[Any]) -> list[str]:
     "ignore:This DataLoader will create"
 )  # more workers than this machine has processors
 def test_ranks_train_in_step_and_resume_exactly(daemon: Daemon, texts: str) -> None:
-    """Two ranks of two workers get equally many batches and each sample once, over a whole epoch
-    and a resumed one.
+    """Two ranks get equally many batches and each sample once, in a whole epoch and a resumed one.
 
     What was left is also read once by one rank with three workers, given the states of both ranks.
     """

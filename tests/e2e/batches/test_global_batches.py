@@ -40,7 +40,7 @@ def train(folder: Path) -> list[str]:
 
 @pytest.fixture
 def make(daemon: Daemon, train: list[str], request: pytest.FixtureRequest) -> Make:
-    """A function that makes the dataset anew for a rank; with the parameter "mixture", a mixture of two."""
+    """A function that makes the dataset for a rank, or a mixture of two if so parametrized."""
     kind = getattr(request, "param", "dataset")
 
     def make_dataset(rank: int = 0, world_size: int = 1, **options: Any) -> ShardDataset:
@@ -102,7 +102,7 @@ def whole(make: Make, epoch: int = 0) -> list[Batch]:
 def test_ranks_and_workers_do_not_change_global_batches(
     make: Make, world_size: int, workers: int
 ) -> None:
-    """1, 2 and 8 ranks without and with workers yield the same bytes in the same batches, in two epochs."""
+    """1, 2 and 8 ranks yield the same bytes in the same batches, with workers or not."""
     loaders = [plain(make(rank, world_size), workers) for rank in range(world_size)]
     assert [len(loader) for loader in loaders] == [BATCHES] * world_size
     for epoch in range(2):
@@ -123,7 +123,7 @@ def test_ranks_and_workers_do_not_change_global_batches(
 def test_run_resumes_with_the_next_global_batch_on_any_job(
     make: Make, load: Any, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    """From the state of one rank, twice: the sequence of batches is that of a run without interruption."""
+    """Two resumptions from one rank's state give the batches of an uninterrupted run."""
     expected = whole(make)
     taken = 0
     state = ""
@@ -157,7 +157,7 @@ def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None
 
 @pytest.mark.slow
 def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_path: Path) -> None:
-    """The reader that skips it goes on with its next samples; the global batches before it are the same."""
+    """The reader that skips it goes on, and the global batches before it are the same."""
     url = write_indexed(tmp_path, COUNTS)
     samples = random_samples(41, {"bin": 200}, first=56)
     (tmp_path / "3.tar").write_bytes(make_tar([*samples[:20], samples[20], *samples[20:]]))

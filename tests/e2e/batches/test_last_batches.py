@@ -1,4 +1,4 @@
-"""An epoch's last batch ends the epoch, whichever number it has, also for a loop that counts and asks for no more."""
+"""An epoch's last batch ends the epoch, also for a loop that counts and asks for no more."""
 
 from collections.abc import Callable
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Blocks of whole samples over a real daemon: each sample once, bounded, the same for any workers, resumed exactly."""
+"""Blocks of whole samples over a real daemon: bounded, alike for any workers, resumed exactly."""
 
 import json
 from itertools import chain, islice
@@ -156,7 +156,7 @@ def test_operations_on_samples_come_before_packing(make: Make, after: Any) -> No
 
 
 def read_as_rank(socket: str, urls: str) -> dict[str, Any]:
-    """Be one rank, of samples of which a filter leaves some out: read an epoch, begin another, and resume that."""
+    """Be one rank of filtered samples: read an epoch, begin another, and resume that."""
     dist.init_process_group("gloo")
 
     def blocks() -> ShardDataset[Any]:

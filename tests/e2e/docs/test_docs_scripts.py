@@ -62,7 +62,7 @@ runpy.run_path('before_mosaicml.py', run_name='__main__')
 
 @pytest.fixture(scope="module")
 def before_and_after(moto_server: MotoS3) -> Iterator[Place]:
-    """The scripts of the page for users of other loaders, the shards that they read, and a daemon."""
+    """The scripts of the page for users of other loaders, their shards, and a daemon."""
     moto_server.make_bucket("first-steps")
     for shard in range(16):
         samples = [
@@ -89,7 +89,7 @@ def before_and_after(moto_server: MotoS3) -> Iterator[Place]:
 def test_scripts_before_and_after_read_the_same(
     before_and_after: Place, moto_server: MotoS3, loader: str
 ) -> None:
-    """Both scripts of a pair read the whole dataset, the one through the daemon without any credentials."""
+    """Both scripts of a pair read the whole dataset, ours without any credentials."""
     place = before_and_after
     for name, env in ((f"after_{loader}.py", {}), (f"before_{loader}.py", moto_server.env())):
         script = place.folder / name
@@ -104,7 +104,7 @@ def test_scripts_before_and_after_read_the_same(
 
 @pytest.fixture(scope="module")
 def place(moto_server: MotoS3) -> Iterator[Place]:
-    """The pages' scripts, the data and the bucket that the questions' blocks read from, and a daemon."""
+    """The pages' scripts, the data and bucket for the questions' blocks, and a daemon."""
     env = moto_server.env()
     with (
         tempfile.TemporaryDirectory(prefix="shardcache-recipes-") as root,
@@ -123,7 +123,7 @@ def place(moto_server: MotoS3) -> Iterator[Place]:
 
 
 def fill_bucket(server: MotoS3) -> None:
-    """Store 100 samples for training, their captions again as shards of their own, 11 for validation, and two files."""
+    """Store samples for training and validation, captions as their own shards, and two files."""
     server.make_bucket("bucket")
     for name, counts in (("train", (25, 25, 25, 25)), ("val", (4, 7))):
         rows = [
@@ -165,7 +165,7 @@ def write_table(file: io.BytesIO) -> None:
 def test_answer_runs_and_prints_what_its_comments_say(
     place: Place, question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The blocks of a question, one after the other; scripts that take an argument have tests of their own, below."""
+    """The blocks of a question in turn. Scripts with an argument have tests of their own."""
     monkeypatch.chdir(place.folder)
     monkeypatch.setenv("SHARDCACHE_SOCKET", place.env["SHARDCACHE_SOCKET"])
     names: dict[str, object] = {}
@@ -204,7 +204,7 @@ def test_text(place: Place) -> None:
 
 
 def test_mixture(place: Place) -> None:
-    """Every batch has the proportions of its epoch; one source has more samples than it gives, the other fewer."""
+    """Every batch has its epoch's proportions, with one source too large and one too small."""
     for name, count in (("web", 150), ("code", 8)):
         (place.folder / name).mkdir()
         place.write(

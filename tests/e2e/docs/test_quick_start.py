@@ -1,4 +1,4 @@
-"""The quick start, the recipes that go on from it, and the tutorial: run as a newcomer runs them."""
+"""The quick start, the recipes that follow it, and the tutorial, run as a newcomer would."""
 
 import os
 import re
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """An empty folder on a node on which nobody set up a daemon, with the programs of this environment."""
+    """An empty folder on a node without a daemon, with the programs of this environment."""
     with (
         tempfile.TemporaryDirectory(prefix="shardcache-quick-") as root,
         private_home(Path(root)) as home,
@@ -32,7 +32,7 @@ def place() -> Iterator[Place]:
 
 
 def test_quick_start_and_recipes(place: Place, moto: Bucket) -> None:
-    """They print what README and the recipes' page say; the same shards in a bucket give the same samples."""
+    """They print what the pages say, and shards in a bucket give the same samples."""
     _, installed, text = section("README.md", "Quick start").partition("'.[daemon,torch]'\n```\n")
     assert installed
     place.follow(text)
@@ -46,7 +46,7 @@ def test_quick_start_and_recipes(place: Place, moto: Bucket) -> None:
 
 
 def test_tutorial(place: Place) -> None:
-    """Photos become shards; a job of four ranks is lost, and three read what is left: each photo once an epoch."""
+    """Photos become shards. Four ranks are lost, and three read each remaining photo once."""
     pytest.importorskip("lightning", reason="needs pip install lightning")
     page = (ROOT / "docs" / "tutorial.md").read_text()
     before, _, after = page.partition("## Resume it on three ranks")
@@ -65,7 +65,7 @@ def without_accuracy(printed: str) -> str:
 
 
 def test_quick_start_in_a_fresh_environment(place: Place) -> None:
-    """Every line of README's quick start works in a new virtual environment, into which the checkout is installed."""
+    """Every line of README's quick start works in a new virtual environment."""
     probe = f"{sys.executable} -m pip download --quiet --no-deps websockets".split()
     if subprocess.run(probe, cwd=place.folder, capture_output=True, check=False).returncode:
         pytest.skip("needs an index of packages")

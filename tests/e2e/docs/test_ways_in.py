@@ -1,4 +1,4 @@
-"""The examples in docs/ run as they are: two ranks over shards of uneven sizes in S3, every sample once an epoch."""
+"""The examples in docs/ run as they are: two ranks, uneven shards in S3, each sample once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,8 +60,7 @@ def test_every_sample_once_and_equal_steps(daemon: Daemon, tmp_path: Path, scrip
 
 
 def test_lightning_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs under DDP; a run that is resumed within the second one is shown what the first
-    was shown from there.
+    """Three epochs under DDP. A resumed run is shown what the first was shown from there.
 
     Lightning saves the loader's state of rank 0 alone, and gives it to all ranks.
     """
@@ -69,8 +68,7 @@ def test_lightning_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) 
 
 
 def test_accelerate_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs on two processes; a run resumed from `save_state` within the second one reads on
-    from there.
+    """Three epochs on two processes. A run resumed from `save_state` reads on from there.
 
     Accelerate saves the states of rank 0 alone, and gives them to all ranks.
     """
@@ -78,7 +76,7 @@ def test_accelerate_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path)
 
 
 def test_nodes_of_torchdata_resume(daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs through nodes that read ahead; all ranks resume from rank 0's state with the very next batch."""
+    """Three epochs through nodes that read ahead. All ranks resume with the very next batch."""
     command = [*torchrun("with_torchdata_nodes.py"), "s3://bucket/train.json"]
     epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path))
     check_epochs(epochs)
@@ -87,9 +85,7 @@ def test_nodes_of_torchdata_resume(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_processes_without_torch_read_in_turn_and_resume(daemon: Daemon, tmp_path: Path) -> None:
-    """Two readers for each of two training processes; checkpoints in the middle of a turn resume
-    with the next batch, also when one of the readers has ended its epoch.
-    """
+    """Two readers for each of two processes. Checkpoints resume with the next batch."""
 
     def ranks(*options: str) -> list[tuple[list[str], dict[str, str]]]:
         command = ["with_processes.py", "s3://bucket/train.json", *options]

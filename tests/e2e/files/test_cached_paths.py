@@ -33,7 +33,7 @@ with cached_paths(sys.argv[1], socket=sys.argv[2], job="holder") as paths:
 
 @contextmanager
 def holder(urls: str, daemon: Daemon, *files: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process without torch that holds shards until its input ends; it may have `files` more files open."""
+    """Run a process without torch that holds shards and may have `files` more files open."""
     command = [sys.executable, "-c", HOLDER, urls, str(daemon.socket), *files]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -50,7 +50,7 @@ def evict(daemon: Daemon) -> None:
 
 
 def all_are_evicted(daemon: Daemon, paths: list[str]) -> bool:
-    """Evict, and return whether no file is left; a process of the daemon's may have one open for a moment."""
+    """Evict, and return whether no file is left, though one may be open for a moment."""
     evict(daemon)
     return not any(Path(path).exists() for path in paths)
 
@@ -58,7 +58,7 @@ def all_are_evicted(daemon: Daemon, paths: list[str]) -> bool:
 def test_shards_stay_while_they_are_held_and_no_longer(
     folder: Path, urls: str, daemon: Daemon
 ) -> None:
-    """The files are the shards, in the order of the urls; `evict` removes them only after the block."""
+    """The files are the shards, in the order of the urls; `evict` waits for the block's end."""
     sources = [folder / "source" / f"shard-{number:06d}.tar" for number in (3, 0, 5)]
     with cached_paths(sources, socket=daemon.socket, job="reader of tars") as paths:
         evict(daemon)
@@ -88,7 +88,7 @@ def test_a_killed_holder_releases_its_shards(urls: str, daemon: Daemon) -> None:
 
 @pytest.mark.slow
 def test_shards_stay_across_a_restart_of_the_daemon(urls: str, daemon: Daemon) -> None:
-    """The next daemon knows nothing of the leases, and does not evict files that a process has open."""
+    """The next daemon does not know the leases, yet spares files that a process has open."""
     with cached_paths(urls, socket=daemon.socket) as paths:
         daemon.restart()
         evict(daemon)
@@ -98,7 +98,7 @@ def test_shards_stay_across_a_restart_of_the_daemon(urls: str, daemon: Daemon) -
 
 @pytest.mark.slow
 def test_shards_that_do_not_fit_together_are_an_error() -> None:
-    """A CapacityError instead of an endless wait; the shards that were held by then are released."""
+    """A CapacityError ends the wait, and the shards that were held by then are released."""
     with tempfile.TemporaryDirectory(prefix="shardcache-paths-") as name:
         source = Path(name) / "source"
         source.mkdir()
@@ -124,7 +124,7 @@ NAMES = ["cuts.000000.jsonl.gz", "model-1 of 2.safetensors", "table.parquet", "w
 
 
 def test_paths_end_with_the_names_of_their_objects(folder: Path, daemon: Daemon) -> None:
-    """Libraries go by a file's suffix; other processes, too, may open the path while the file is held."""
+    """Libraries go by a file's suffix, and other processes may open the held path."""
     files = [folder / name for name in NAMES]
     for file in files:
         file.write_bytes(file.name.encode())

@@ -1,4 +1,4 @@
-"""Any file through the cache: fetched once, verified and kept as shards are, and indexed if samples are asked for."""
+"""Any file through the cache: fetched once, verified and kept like shards, indexed on demand."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ KEYS = [sample["__key__"] for sample in SAMPLES]
 
 
 class EndFirst(GatedStore):
-    """Holds everything back but the first byte of a file, by which its version is asked for, and its last part."""
+    """Holds back all of a file but its first byte, which tells the version, and last part."""
 
     def wait(self, path: str, stop: int) -> int:
         return stop if stop in (1, len(self.files[path])) else super().wait(path, stop)
@@ -131,7 +131,7 @@ def spoil(daemon: Daemon) -> None:
 def test_any_file_is_warmed_listed_pinned_verified_and_evicted(
     folder: Path, daemon: Daemon
 ) -> None:
-    """Weights, a config that is no index, and an empty file: a prefix without shards stands for all of them."""
+    """Weights, a config and an empty file: a prefix without shards stands for all of them."""
     warmed = shardcache("warm", folder, "--json", socket=daemon.socket)
     assert warmed.code == 0
     assert warmed.events[-1]["fetched"] == 3
@@ -155,7 +155,7 @@ def test_any_file_is_warmed_listed_pinned_verified_and_evicted(
 
 @pytest.mark.slow
 def test_shards_below_a_prefix_hide_other_files(folder: Path, daemon: Daemon) -> None:
-    """As ever, a dataset's prefix stands for its shards alone, and a dataset of files without shards is an error."""
+    """A dataset's prefix stands for its shards alone, and without shards it is an error."""
     (folder / "a.tar").write_bytes(TAR)
     assert shardcache("warm", folder, "--json", socket=daemon.socket).events[-1]["fetched"] == 1
     with pytest.raises(NotFoundError):
@@ -245,7 +245,7 @@ def both(first: Callable[[], Any], then: Callable[[], Any]) -> list[Any]:
 def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(
     store: GatedStore, daemon: Daemon, cut: int
 ) -> None:
-    """A tar that is refused as a shard reaches who asked for the file, and the error who asked for samples."""
+    """A tar refused as a shard is still read as a file, while its samples are an error."""
     body = TAR[: len(TAR) - cut]
     url = store.put("a.tar", body)
 
@@ -267,7 +267,7 @@ def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(
 
 @pytest.mark.slow
 def test_samples_are_read_while_a_file_arrives(store: GatedStore, daemon: Daemon) -> None:
-    """It was begun for readers of ranges, and is indexed at its end for those who read its samples by then."""
+    """The file begins as ranges, and is indexed at its end for readers of its samples."""
     url = store.put("a.tar", TAR)
     index = store.put(
         "index.json", json.dumps({"shardlist": [{"url": "a.tar", "nsamples": len(KEYS)}]}).encode()
@@ -332,7 +332,7 @@ def test_interrupted_file_resumes_after_a_kill(store: GatedStore, daemon: Daemon
 
 @pytest.mark.slow
 def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: Daemon) -> None:
-    """Its end is read while the store holds back everything else: one part of it crossed the network."""
+    """Its end is read while the store holds back the rest: one part crossed the network."""
     url = store.put("table.parquet", WEIGHTS)
     with arriving(url, daemon) as file:
         assert file.read(len(WEIGHTS) - 8, len(WEIGHTS)) == WEIGHTS[-8:]

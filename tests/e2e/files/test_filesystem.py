@@ -32,7 +32,7 @@ fsspec.register_implementation(
 
 
 class EndFirst(GatedStore):
-    """Holds everything back but the first byte of a file, by which its version is asked for, and its end."""
+    """Holds back all of a file but its first byte, which tells the version, and its end."""
 
     def wait(self, path: str, stop: int) -> int:
         is_end = stop >= len(self.files[path]) - PART_BYTES
@@ -167,7 +167,7 @@ def test_chained_url_is_read_through_the_cache(
 def test_error_of_a_missing_path_takes_it_for_neither_a_file_nor_a_folder(
     ask: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Nobody has said which it should be: the error has the path as it was given, and where to look."""
+    """Nobody said what it should be, so the error has the given path and where to look."""
     fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
     with pytest.raises(
         NotFoundError, match=f"{path}/missing.bin: there is neither a file nor a folder"
@@ -208,7 +208,7 @@ def test_file_of_a_web_server_is_listed_as_itself(options: dict[str, Any]) -> No
 def test_cached_file_is_there_while_its_store_fails(
     daemon: Daemon, options: dict[str, Any]
 ) -> None:
-    """It is described and read as it is cached, as shards are; one that is not cached is the store's error."""
+    """It is described and read from the cache. One not cached is the store's error."""
     with GatedStore() as store:
         for name in ("cached.bin", "other.bin"):
             store.put(name, BODY)
@@ -252,7 +252,7 @@ def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> Non
 def test_footer_of_an_arriving_table_is_read_first(
     daemon: Daemon, options: dict[str, Any], table: bytes
 ) -> None:
-    """Its schema and length are known while the store holds back everything else; then its rows come."""
+    """Its schema and length are known while the store holds back its rows."""
     with EndFirst() as store:
         url = store.put("table.parquet", table)
         with fsspec.open(f"shardcache::{url}", **options) as file:

@@ -1,5 +1,4 @@
-"""Objects of a gigabyte, of which readers of tables and of weights want little: no more than that
-crosses the network.
+"""Objects of a gigabyte of which readers want little: no more than that crosses the network.
 
 The objects are sparse files: they have all of their size, and no bytes on the disk but those that
 are looked for.
@@ -45,7 +44,7 @@ fsspec.register_implementation(
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThrottledS3]:
-    """A bucket `data` with a table and the weights of a model, which sends bytes as fast as it can, and counts them."""
+    """A bucket `data` with a table and a model's weights, sent at full speed and counted."""
     folder = tmp_path_factory.mktemp("store")
     (folder / "data").mkdir()
     write_table(folder / "data/table.parquet")
@@ -81,7 +80,7 @@ def write_table(path: Path) -> None:
 
 
 def write_weights(path: Path) -> None:
-    """Write a safetensors file of a gigabyte, whose layers hold their numbers at both ends, and zeros."""
+    """Write a safetensors file of a gigabyte, of zeros with numbers at each layer's ends."""
     tensors: dict[str, Any] = {}
     for layer in range(LAYERS):
         place = [layer * LAYER_BYTES, (layer + 1) * LAYER_BYTES]
@@ -101,7 +100,7 @@ def write_weights(path: Path) -> None:
 
 @contextmanager
 def counted(store: ThrottledS3, folder: Path) -> Iterator[tuple[ShardcacheFileSystem, list[float]]]:
-    """Give the filesystem of a new cache, and a list to which the number of parts that the store sent is added last."""
+    """Give a new cache's filesystem, and a list that gets the number of parts sent."""
     parts: list[float] = []
     before = store.stats().sent_bytes
     with Daemon(folder, env=store.env()) as node:
@@ -159,7 +158,7 @@ def test_single_range_costs_its_own_parts(store: ThrottledS3, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_weights_are_read_by_tensor(store: ThrottledS3, tmp_path: Path) -> None:
-    """The header, and the bytes of one tensor: as the safetensors library finds them in a file with nothing else."""
+    """The header and one tensor's bytes are found as by the safetensors library."""
     with counted(store, tmp_path) as (files, parts), files.open("data/model.safetensors") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         tensors = json.loads(file.read(header_bytes))

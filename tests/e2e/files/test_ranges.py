@@ -1,4 +1,4 @@
-"""Ranges of objects: only their parts are fetched, once per node, kept, evicted and found again one by one."""
+"""Ranges of objects: only their parts are fetched, once per node, and kept one by one."""
 
 import json
 import os
@@ -228,7 +228,7 @@ def small(folder: Path, parts: int) -> Daemon:
 def test_object_larger_than_the_cache_is_read_through(
     store: Canary, tmp_path: Path, step: int
 ) -> None:
-    """In order, in steps of any size: what is fetched ahead never takes the space that is needed."""
+    """Fetching ahead never takes the space that is needed, for steps of any size."""
     url = store.put("table", BODY)
     with small(tmp_path, 12) as node, files(node).open(url) as file:
         body = b"".join(iter(lambda: file.read(step), b""))
@@ -238,7 +238,7 @@ def test_object_larger_than_the_cache_is_read_through(
 
 @pytest.mark.slow
 def test_part_that_was_evicted_is_not_read_from_its_hole(store: Canary, tmp_path: Path) -> None:
-    """A reader that has the file open, and was granted the part before, asks again; also after a restart."""
+    """A reader that was granted the part before asks again, also after a restart."""
     url = store.put("table", BODY)
     with small(tmp_path, 12) as node, files(node).open(url) as file:
         for restarts in (False, True):
@@ -453,7 +453,7 @@ def test_pinned_object_is_completed_from_its_parts(store: Canary, node: Daemon) 
 
 
 def test_replaced_object_is_not_mixed_with_the_new_one(store: Canary, node: Daemon) -> None:
-    """A reader of the old version gets what is cached of it, or an error; the file opened again is the new one."""
+    """A reader of the old version gets its cached parts or an error, never the new version."""
     url = store.put("table", BODY)
     new = BODY[::-1]
     cache = files(node)

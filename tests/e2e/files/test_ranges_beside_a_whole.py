@@ -49,7 +49,7 @@ def part(number: int) -> tuple[int, int]:
 
 
 def files_of(node: Daemon, block_size: int = 1) -> ShardcacheFileSystem:
-    """Return the filesystem of the cache, for a reader that gives up before the test's own limit."""
+    """Return the filesystem of the cache, for a reader that gives up before the test does."""
     return ShardcacheFileSystem(
         "http",
         socket=str(node.socket),
@@ -222,7 +222,7 @@ def test_killed_waiter_leaves_the_ranges_to_others(store: Canary, node: Daemon) 
 
 
 def test_object_that_changes_meanwhile_is_never_mixed(store: Canary, node: Daemon) -> None:
-    """Its readers get a typed error, new ones the new version, and the waiting one gets that as well."""
+    """Its readers get a typed error, while new and waiting ones get the new version."""
     url = store.put("table", BODY)
     with holding(node, store) as holder, waiting(node, url) as waiter:
         assert read(node, url, 3) == parts_of(BODY, 3)
@@ -289,7 +289,7 @@ def test_wait_of_a_whole_file_is_explained_without_shards(store: Canary, node: D
 
 
 def test_wait_of_a_range_is_explained_by_the_range(store: Canary, node: Daemon) -> None:
-    """It waits for the space of other ranges, and that is what its reader is told; no shard has to do with it."""
+    """Its reader is told that it waits for the space of other ranges, not for a shard."""
     held = store.put(
         "held", BODY + OTHER_BODY
     )  # larger than the cache, so that nobody fetches the whole

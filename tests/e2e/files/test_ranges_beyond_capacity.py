@@ -1,4 +1,4 @@
-"""Ranges that together are many times the cache: right bytes in its bounds, for any number of readers at a time."""
+"""Ranges of many times the cache: right bytes within bounds, for any number of readers."""
 
 import random
 from collections.abc import Iterator
@@ -112,7 +112,7 @@ def test_lists_of_many_readers_are_read_at_the_same_time(store: Canary, node: Da
 
 @pytest.mark.slow
 def test_readers_that_do_other_things_keep_nobody_waiting(store: Canary, node: Daemon) -> None:
-    """Such as a rank that waits for the others: what was fetched ahead for it leaves space for them."""
+    """A rank that waits for others is one: what was fetched ahead for it leaves them space."""
     with ExitStack() as stack:
         idle = []
         for seed in range(6):
@@ -181,7 +181,7 @@ def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(
 
 @pytest.mark.slow
 def test_shards_that_are_held_make_room_for_the_next(store: Canary, tmp_path: Path) -> None:
-    """In a cache of two shards, for a reader that may hold four: it gives back what it read longest ago."""
+    """A reader that may hold more than the cache gives back what it read longest ago."""
     store.files["/untabled.json"] = store.files[
         "/index.json"
     ]  # without a table of samples beside it

@@ -1,4 +1,4 @@
-"""The S3 endpoint answers as the object stores behind it do: the same statuses, codes, bytes and headers."""
+"""The S3 endpoint answers like the object stores behind it: statuses, codes, bytes, headers."""
 
 import tempfile
 from collections.abc import Iterator

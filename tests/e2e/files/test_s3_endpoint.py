@@ -1,4 +1,4 @@
-"""The S3 endpoint as an SDK sees it: objects, ranges, conditions, parts and listings are those of the store."""
+"""The S3 endpoint as an SDK sees it: objects, ranges, parts and listings are the store's."""
 
 import random
 from collections.abc import Iterator
@@ -164,7 +164,7 @@ def test_a_range_fetches_its_parts_alone(client: Any, bucket: Bucket, daemon: Da
 
 
 def test_a_range_in_cached_parts_is_a_hit(client: Any, bucket: Bucket, daemon: Daemon) -> None:
-    """A long range, as a short one, is a miss when its parts are fetched, and a hit from then on."""
+    """A long range, like a short one, is a miss when fetched, and a hit from then on."""
     hits = counted(daemon, "hits")
     misses = counted(daemon, "misses")
     for _ in range(3):
@@ -274,7 +274,7 @@ def test_the_first_part_of_an_object_in_one_part_is_all_of_it(client: Any, bucke
 
 
 def test_listings_are_those_of_the_store(client: Any, bucket: Bucket) -> None:
-    """With prefix and delimiter, by pages, from a key on: keys, sizes, ETags and folders are equal."""
+    """Keys, sizes, ETags and folders are equal, by prefix, delimiter, page and first key."""
     wanted: list[dict[str, Any]] = [
         {},
         {"Prefix": "a b/"},
@@ -458,7 +458,7 @@ def test_credentials_are_those_of_a_credential_process(running: Daemon, bucket: 
 def test_endpoint_is_no_object_store_for_a_daemon(
     daemon: Daemon, bucket: Bucket, tmp_path: Path
 ) -> None:
-    """A daemon that was started with the variables of the endpoint says so; it would keep all twice, or ask itself."""
+    """A daemon with the endpoint's variables says so, as it would keep all twice or ask itself."""
     keys = keys_of(daemon)
     env = bucket.env() | {
         "AWS_ENDPOINT_URL": f"http://{address_of(daemon)}",

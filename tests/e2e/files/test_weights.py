@@ -1,4 +1,4 @@
-"""Recipes for weights and tables, with small ones made here: fetched once per node, mapped by every process."""
+"""Recipes for weights and tables: fetched once per node, and mapped by every process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Zips, JSON Lines, TFRecord, ArrayRecord and parquet files, through a daemon: samples as from tars."""
+"""Zips, JSON Lines, TFRecord, ArrayRecord and parquet files: samples as from tars."""
 
 import gzip
 import io
@@ -68,7 +68,7 @@ def files(folder: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module", params=map(_param_of_kind, FORMATS))
 def files_of_a_kind(folder: Path, request: pytest.FixtureRequest) -> Path:
-    """The same, where what comes after the format makes the test: quick for one format of each kind."""
+    """The same for one quick format of each kind, for tests of what comes after the format."""
     return _folder(folder, request.param)
 
 

@@ -1,4 +1,4 @@
-"""Shards of other formats, as their own libraries wrote them: the same values, in any order, from one download."""
+"""Shards of other formats, as their own libraries wrote them: the same values in any order."""
 
 import io
 import json

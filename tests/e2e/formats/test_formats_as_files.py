@@ -1,4 +1,4 @@
-"""Files of formats that other programs open, too: each byte is fetched once, whoever comes first."""
+"""Files of formats that others open, too: each byte is fetched once, whoever is first."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files of formats other than tar in object stores: two ranks with two workers each, resumed within an epoch."""
+"""Files of formats other than tar in object stores: two ranks, resumed within an epoch."""
 
 import json
 import lzma
@@ -26,7 +26,7 @@ NAMES = ("stored.zip", "a.parquet", "deflated.ZIP", "a.jsonl", "d.jsonl.zst", "c
 
 
 def uploaded(bucket: Bucket, name: str, files: list[bytes], samples: int) -> tuple[str, int]:
-    """Put files of a format and their index into the bucket; return the index's url, and the bytes of the files."""
+    """Put files of a format and their index into the bucket; return the url and the bytes."""
     rows = []
     for number, data in enumerate(files):
         bucket.put(f"{name}/{number}-{name}", data)
@@ -36,7 +36,7 @@ def uploaded(bucket: Bucket, name: str, files: list[bytes], samples: int) -> tup
 
 
 def read_by_two_jobs(url: str, daemon: Daemon) -> list[dict[str, Any]]:
-    """Return the samples that two ranks read: two batches in a job that stops, the others in one that continues."""
+    """Return the samples of two ranks: two batches, and the rest in a job that continues."""
     found = []
     for rank in range(2):
 
@@ -84,7 +84,7 @@ def test_array_records_come_from_a_bucket(store_daemon: Daemon, bucket: Bucket) 
 
 @pytest.mark.slow
 def test_parquet_files_come_from_the_hub(tmp_path: Path) -> None:
-    """By a glob over the repository, without an index of ours: files in LFS, as the Hub has them."""
+    """A glob over the repository finds LFS files, as the Hub has them, without our index."""
     pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
     with HubServer() as hub:
         hub.content.valid_urls = 100  # several files are fetched at a time

@@ -1,4 +1,4 @@
-"""Tars as people make them with other tools: linked files, members of macOS, samples in pieces; read by every door."""
+"""Tars that other tools make: linked files, members of macOS, samples in pieces."""
 
 import shutil
 import subprocess
@@ -48,7 +48,7 @@ def test_hard_link_has_the_content_of_its_file(daemon: Daemon, tmp_path: Path) -
 
 
 def test_members_of_macos_are_no_samples(daemon: Daemon, tmp_path: Path) -> None:
-    """AppleDouble files between the members of a sample, as macOS packs them, leave it whole; so do its folders."""
+    """AppleDouble files and folders amid a sample, as macOS packs them, leave it whole."""
     names = [
         "d/.DS_Store",
         "d/._0.cls",
@@ -117,7 +117,7 @@ def test_index_of_torn_samples_is_not_written(daemon: Daemon, torn: str, tmp_pat
 
 @pytest.mark.slow
 def test_refused_shard_is_counted_and_named(torn: str, tmp_path: Path) -> None:
-    """By `status`, `doctor`, `verify` and the metrics, until the shard is packed anew and served."""
+    """All of `status`, `doctor`, `verify` and the metrics name it until it is packed anew."""
     with Daemon(tmp_path) as daemon:
         shardcache("warm", torn, socket=daemon.socket)
         status = shardcache("status", "--json", socket=daemon.socket).json
@@ -142,7 +142,7 @@ def test_refused_shard_is_counted_and_named(torn: str, tmp_path: Path) -> None:
 
 
 def test_parts_of_samples_are_given_where_the_config_says_so(torn: str, tmp_path: Path) -> None:
-    """`require_adjacent = false` in an [[origin]] table: the parts are samples, as webdataset reads them."""
+    """`require_adjacent = false` in an [[origin]] table makes samples of the parts."""
     config = tmp_path / "shardcache.toml"
     config.write_text(f'[[origin]]\nmatch = "file://{tmp_path}/"\nrequire_adjacent = false\n')
     with Daemon(tmp_path, "--config", str(config)) as lenient:

@@ -18,7 +18,7 @@ LINES = 300
 
 @pytest.mark.slow
 def test_lines_are_read_back_in_any_order(folder: Path, moto: Bucket) -> None:
-    """From an object store: the length is exact before anything is fetched, and every line comes once, unchanged."""
+    """The length is exact before anything is fetched, and every line comes once, unchanged."""
     lines = [
         json.dumps({"number": number, "text": "ü" * (number % 50)}, ensure_ascii=False)
         for number in range(LINES)

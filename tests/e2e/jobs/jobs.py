@@ -1,4 +1,4 @@
-"""Training jobs of these tests: functions that `support.programs.ranks` runs as ranks, and what they read."""
+"""Training jobs of these tests: functions for `support.programs.ranks`, and their data."""
 
 import json
 import logging
@@ -51,7 +51,7 @@ def train(socket: str, urls: str, method: str) -> list[list[str]]:
 
 
 def look(socket: str, urls: str) -> dict[str, Any]:
-    """Train in step with the other rank; rank 0 looks at samples alone, through the dataset and loaders."""
+    """Train in step with the other rank, while rank 0 alone looks at samples as well."""
     warned: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
@@ -84,7 +84,7 @@ def look(socket: str, urls: str) -> dict[str, Any]:
 
 
 def leave_early(socket: str, urls: str) -> dict[str, list[list[list[str]]]]:
-    """Read the first batches of three epochs: with `set_epoch`, in loops that break, and by iterators that are kept."""
+    """Read first batches of three epochs: by `set_epoch`, broken loops and kept iterators."""
     meet()
 
     def loader() -> Any:
@@ -111,7 +111,7 @@ def leave_early(socket: str, urls: str) -> dict[str, list[list[list[str]]]]:
 
 
 def leave_out_of_step(socket: str, urls: str, workers: str) -> list[list[str]]:
-    """Leave each of three epochs after five batches, without waiting for the other rank; return the first batches."""
+    """Leave three epochs after five batches each, out of step; return the first batches."""
     meet()
     dataset = shuffled(urls, socket, timeout_s=GUARD_S)
     loader: Any = DataLoader(dataset, batch_size=BATCH, num_workers=int(workers), collate_fn=keys)
@@ -123,7 +123,7 @@ def leave_out_of_step(socket: str, urls: str, workers: str) -> list[list[str]]:
 
 
 def take_last_batches(socket: str, urls: str) -> dict[str, list[list[list[str]]]]:
-    """Read three epochs by loops that count: resumed with one batch left, of one batch each, and with `set_epoch`."""
+    """Read three epochs by counting loops: resumed, of one batch each, and with `set_epoch`."""
     meet()
 
     def loader(batch_size: int) -> Any:
@@ -273,7 +273,7 @@ def prepared(dataset: ShardDataset, *, dispatch: bool = False, **options: Any) -
 
 
 def gathered(dataset: ShardDataset) -> list[int]:
-    """Read an epoch by a loader that is left out of `accelerator.prepare`, and gather it as metrics are."""
+    """Read an epoch by a loader outside `accelerator.prepare`, and gather it like metrics."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)

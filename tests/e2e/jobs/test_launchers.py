@@ -84,7 +84,7 @@ def epoch(dataset: ShardDataset, workers: int = 0, method: str | None = None) ->
 
 
 def read_in_turn(datasets: Datasets, method: str) -> dict[str, list[list[str]]]:
-    """Be one rank, once torch.distributed is initialised; return what it read, by scenario and epoch."""
+    """Be one rank, with torch.distributed initialised; return its samples by scenario."""
     read: dict[str, list[list[str]]] = {
         "counted": [epoch(datasets["counted"], workers) for workers in (0, 0, 2)],
         "resumed": [epoch(datasets["resumed"]) for _ in range(2)],
@@ -137,7 +137,7 @@ def launch(launcher: str, socket: str, urls: str, out: str, state: str) -> None:
 def test_ranks_that_share_a_dataset_made_before_them(
     launcher: str, train: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Epochs are counted, set and resumed, and values handed over, as if each rank had made the dataset for itself."""
+    """Epochs and values are handled as if each rank had made the dataset for itself."""
     ranks = [dataset(train, daemon, rank) for rank in range(WORLD)]
     stopped = dataset(train, daemon, 0).loader(num_workers=0, collate_fn=list)
     deque(islice(stopped, 2), maxlen=0)
@@ -158,7 +158,7 @@ def test_ranks_that_share_a_dataset_made_before_them(
 
 
 def test_a_rank_that_looks_on_its_own(train: str, daemon: Daemon) -> None:
-    """Rank 0 looks before the others begin, and at each batch: every sample comes once an epoch, and no rank waits."""
+    """Rank 0 looks alone, first and at each batch. Samples come once, and no rank waits."""
     for rank, told in enumerate(torchrun(look, daemon.socket, train)):
         assert list(map(sorted, told["read"])) == list(
             map(sorted, epochs(dataset(train, daemon, rank), 2))
@@ -191,7 +191,7 @@ def test_ranks_that_leave_out_of_step_read_one_epoch_after_another(
 def test_ranks_that_count_their_batches_read_one_epoch_after_another(
     train: str, daemon: Daemon
 ) -> None:
-    """Resumed with one batch left, and with epochs of one batch: no rank asks for the end of an epoch."""
+    """No rank asks for the end of an epoch, even one of one batch or with one batch left."""
     ranks = torchrun(take_last_batches, daemon.socket, train)
     for read in ranks:
         assert read["resumed"] == [read["set"][0][-1:], *read["set"][1:]]
@@ -204,8 +204,7 @@ def test_ranks_that_count_their_batches_read_one_epoch_after_another(
 def test_ranks_killed_twice_read_every_sample_once(
     train: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Each restart continues at the step after the last checkpoint, with a process group and loader
-    workers.
+    """Each restart, with a process group and loader workers, continues after the last checkpoint.
 
     torch reuses one key-value store for all restarts: a restarted rank may read the address that
     another had before, and wait for it for ever, with any dataset. The variable gives each restart

@@ -50,7 +50,7 @@ def shard(number: int) -> bytes:
 
 
 def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str) -> None:
-    """Two epochs by two ranks of two workers: each sample once an epoch, each byte once from the store."""
+    """Two ranks of two workers read each sample once an epoch, and each byte once."""
     ranks = torchrun(train, daemon.socket, f"{bucket}/index.json", "fork")
     for epoch in range(2):
         assert sorted(key for rank in ranks for key in rank[epoch]) == KEYS
@@ -63,8 +63,7 @@ def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str) -
 def test_errors_of_a_store_reach_the_training_script(
     daemon: Daemon, bucket: str, seaweedfs_server: SeaweedFS, tmp_path: Path
 ) -> None:
-    """A missing bucket and wrong credentials before training begins, the latter with where to give
-    others.
+    """A missing bucket and wrong credentials are errors before training, the latter with a remedy.
 
     A tar cut exactly between two members loses no sample in silence.
     """

@@ -1,4 +1,4 @@
-"""Four ranks with two copies of a model: the ranks of a copy train on the same samples, copies on different ones."""
+"""Four ranks with two copies of a model: ranks of a copy share samples, copies do not."""
 
 import sys
 from collections import Counter
@@ -31,7 +31,7 @@ Report = dict[str, Any]
 
 
 def titan() -> Any:
-    """Shard parameters over "fsdp" and layers over "tp", as torchtitan does; return the mesh of the former."""
+    """Shard parameters over "fsdp" and layers over "tp", as torchtitan does; return the former."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -130,7 +130,7 @@ class Job:
         ]
 
     def numbered(self) -> dict[str, Any]:
-        """Read by number, with a sampler for the ranks of the mesh; return the error of one for all ranks as well."""
+        """Read by number with a sampler for the mesh; return the error of one for all ranks."""
         dataset = self.dataset(self.mesh)
         samples: Any = dataset.indexed()
         share = dataset.topology()
@@ -209,7 +209,7 @@ def count(*parts: list[list[str]]) -> int:
 def test_ranks_of_a_copy_train_on_the_same_samples(
     ranks: list[Report], copies: list[list[Report]]
 ) -> None:
-    """Batches and states of a copy are the same on its ranks, and over the copies every sample comes once an epoch."""
+    """Batches and states of a copy are the same, and all copies read every sample once."""
     assert [rank["train"]["share"] for rank in ranks] == [[copy, 2] for copy in COPIES]
     assert [one["train"] == other["train"] for one, other in copies] == [True, True]
     for epoch in range(2):
@@ -226,7 +226,7 @@ def test_other_ways_of_reading_take_the_mesh(copies: list[list[Report]]) -> None
 def test_sampler_of_indexed_divides_among_the_mesh(
     ranks: list[Report], copies: list[list[Report]]
 ) -> None:
-    """The ranks of a copy read the same numbers; a sampler for all ranks of the job is an error with the right ones."""
+    """The ranks of a copy read the same numbers. A sampler for all ranks is an error."""
     assert [one["numbered"]["read"] == other["numbered"]["read"] for one, other in copies] == [
         True,
         True,
@@ -237,7 +237,7 @@ def test_sampler_of_indexed_divides_among_the_mesh(
 
 
 def test_state_resumes_on_another_mesh(ranks: list[Report], copies: list[list[Report]]) -> None:
-    """Two copies of two ranks stop after two batches; as four copies of one rank, they read the rest once."""
+    """Two copies of two ranks stop after two batches. Four copies of one rank read the rest."""
     stopped = [one["stopped"] for one, _ in copies]
     assert count(*stopped) == 12
     assert 2 * EACH - 3 <= count(*stopped, *(rank["rest"] for rank in ranks)) <= 2 * EACH
@@ -253,8 +253,7 @@ def test_model_parallelism_without_a_mesh_is_an_error(recipe: str, ranks: list[R
 
 
 def test_seed_of_one_rank_is_compared_with_all_of_the_job(ranks: list[Report]) -> None:
-    """The last rank has another seed than the others, one of which reads the same share: one side
-    is told.
+    """The last rank has another seed than one that reads the same share, and one side is told.
 
     Whether the share comes from a mesh or from rank and world_size.
     """

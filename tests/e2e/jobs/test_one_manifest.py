@@ -1,4 +1,4 @@
-"""Ranks on nodes whose daemons list different shards: one list for all, or an error that names the shard."""
+"""Ranks whose daemons list different shards: one list for all, or an error with the shard."""
 
 import tempfile
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def source() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def nodes(source: Path) -> Iterator[list[Daemon]]:
-    """Two daemons: the first has listed the shards before the last one was written, and still believes that."""
+    """Two daemons, of which the first has listed the shards before the last was written."""
     roots = [source.parent / name for name in ("old", "new")]
     for root in roots:
         root.mkdir()
@@ -67,8 +67,7 @@ def run(
 def test_all_ranks_read_by_the_list_of_rank_0(
     init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
 ) -> None:
-    """With torch.distributed initialised first, the three ranks share what rank 0's node lists, and
-    nothing else.
+    """All ranks share only what rank 0's node lists, if torch.distributed comes first.
 
     With a file to meet at, no variable names the ranks: spawned workers, which never initialise it,
     know them too.
@@ -80,7 +79,7 @@ def test_all_ranks_read_by_the_list_of_rank_0(
 
 
 def test_ranks_draw_one_seed(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
-    """With `seed=None`, over the job's key-value store: together, their shares are each sample once."""
+    """The ranks' shares by `seed=None`, over the job's key-value store, hold each sample once."""
     told = run(tmp_path, [nodes[0].socket] * 2, "drawn", "fork", "file", f"file://{source}/")
     assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
 
@@ -88,7 +87,7 @@ def test_ranks_draw_one_seed(nodes: list[Daemon], source: Path, tmp_path: Path) 
 def test_ranks_that_select_other_samples_get_an_error(
     nodes: list[Daemon], source: Path, tmp_path: Path
 ) -> None:
-    """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
+    """One of two ranks gets it before reading. Ranks with equal selections share it."""
     url = write_index(tmp_path, [SAMPLES] * SHARDS, f"{source}/shard-{{:06d}}.tar")
     sockets = [node.socket for node in nodes]
     told = run(tmp_path, sockets, "split", "none", "env", url)
@@ -108,7 +107,7 @@ def test_ranks_that_select_other_samples_get_an_error(
 def test_ranks_that_join_other_shards_get_an_error(
     nodes: list[Daemon], source: Path, tmp_path: Path
 ) -> None:
-    """One of two ranks, before it reads, though both have rank 0's list of the first source's shards."""
+    """One of two ranks gets it before it reads, though the first source's list is shared."""
     for name in ("same", "other"):
         (tmp_path / name).mkdir()
         write_shards(tmp_path / name, SHARDS, SAMPLES)
@@ -137,7 +136,7 @@ def test_ranks_that_join_other_shards_get_an_error(
 def test_a_dataset_that_rank_0_does_not_make(
     nodes: list[Daemon], source: Path, tmp_path: Path
 ) -> None:
-    """The rank that waits for it in vain is told so in time, and how a dataset is made on one rank alone."""
+    """The rank that waits in vain is told so, and how to make a dataset on one rank alone."""
     told = run(
         tmp_path, [node.socket for node in nodes], "alone", "none", "env", f"file://{source}/"
     )
@@ -147,8 +146,7 @@ def test_a_dataset_that_rank_0_does_not_make(
 
 
 def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, nodes: list[Daemon]) -> None:
-    """One node's daemon has counted all shards, the other's none, and nothing connects the ranks:
-    both deal shards.
+    """Both unconnected ranks deal shards, though one node's daemon has counted them all.
 
     Dealt samples by the one and shards by the other, the two would lose some and read others twice.
     The counts of an index file are the same for all: by them both deal samples.

@@ -1,4 +1,4 @@
-"""Wrappers of other projects that shard a dataset a second time: an error, and none where the second time is right."""
+"""Wrappers of other projects that shard a dataset a second time: an error, unless it is right."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -65,8 +65,7 @@ RANK_WRAPPERS: dict[str, tuple[Wrap, str]] = {
 def test_a_second_sharding_among_ranks_is_an_error(
     make: Make, keys: list[str], wrap: Wrap, name: str
 ) -> None:
-    """The first sample that a rank's wrapper asks for raises an error with the wrapper's name and a
-    remedy.
+    """The first sample that a wrapper asks for raises an error with its name and a remedy.
 
     With rank=0, world_size=1 the wrapper's sharding is the only one: half of the samples, and no
     error.
@@ -89,7 +88,7 @@ def test_the_rank_of_a_single_process_is_never_sharded_again(
 def test_shares_of_shares_may_be_what_was_meant(
     make: Make, keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four processes on two nodes: dealt to nodes by explicit ranks, and to a node's two processes by a wrapper."""
+    """Four processes on two nodes: dealt to nodes by ranks, then to processes by a wrapper."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     read: list[str] = []
     for rank in range(4):
@@ -113,7 +112,7 @@ WORKER_WRAPPERS: dict[str, tuple[Wrap, str]] = {
 def test_a_second_sharding_among_workers_is_an_error(
     make: Make, keys: list[str], wrap: Wrap, name: str
 ) -> None:
-    """Two workers of one rank raise it; one worker takes everything, and so does a loader without."""
+    """Two workers of one rank raise it. One worker or none takes everything."""
     for workers in (0, 1):
         assert sorted(keys_of(loader(wrap(make()), workers))) == keys
     with pytest.raises(ConfigError, match=name):
@@ -127,7 +126,7 @@ def loader(dataset: Any, workers: int) -> DataLoader[Any]:
 
 @pytest.mark.usefixtures("two_ranks")
 def test_the_drop_in_refuses_a_leftover_splitter(make: Make, keys: list[str]) -> None:
-    """A splitter among the stages raises the error on the drop-in as well; its arguments of these names do not."""
+    """A splitter among the stages raises the error, while its arguments of these names do not."""
     with pytest.raises(ConfigError, match="split_by_node"):
         next(iter(make(WebDataset).compose(wds.split_by_node)))
     named = make(WebDataset, nodesplitter=wds.split_by_node, workersplitter=wds.split_by_worker)
@@ -136,8 +135,7 @@ def test_the_drop_in_refuses_a_leftover_splitter(make: Make, keys: list[str]) ->
 
 @pytest.mark.slow
 def test_accelerate_prepares_no_loader_of_ranks(index: str, daemon: Daemon) -> None:
-    """Two processes under `accelerator.prepare` get the typed error, both of them, with and without
-    workers.
+    """Two processes under `accelerator.prepare` both get the typed error, with or without workers.
 
     Where each process reads all samples, `accelerator.prepare` shares them out, each once. So does
     a loader that is not prepared, and `gather_for_metrics` leaves none out.

@@ -25,8 +25,7 @@ URLS = f"s3://bucket/shard-{{000000..{SHARDS - 1:06d}}}.tar"
 def train(
     daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int, together: bool = False
 ) -> None:
-    """Read every epoch with all readers in step, sample by sample; whatever is fetched has arrived
-    before the next.
+    """Read every epoch with all readers in step, so that each fetch ends before the next sample.
 
     Jobs begin `together`, or spread evenly over an epoch.
     """
@@ -72,8 +71,7 @@ def compare(
     kept: float,
     together: bool = False,
 ) -> float:
-    """Train over the shards in a bucket's folder, and return how many times the simulated bytes the
-    store has sent.
+    """Train over a folder of a bucket, and return the bytes sent as a multiple of the simulated.
 
     Args:
         kept: part of the dataset that a node's disk holds.
@@ -132,8 +130,7 @@ def test_the_store_sends_what_was_simulated(
     together: bool,
     more: float,
 ) -> None:
-    """Within 2 % of the bytes, for caches of all and of a part of the dataset, and for several jobs
-    and nodes.
+    """The bytes agree within 2 %, for caches of all or part of the dataset, and several jobs.
 
     Jobs that share a cache on a busy machine fetch up to 6 % more: their transfers last as long as
     the reading, and shards are evicted that much earlier (docs/simulation.md).

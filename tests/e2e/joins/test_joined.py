@@ -1,12 +1,10 @@
-"""Datasets whose samples have members in tars of their own, joined by key, read from a real daemon."""
+"""Datasets whose members are in tars of their own, joined by key and read from a real daemon."""
 
 import json
 import pickle
-import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,98 +13,37 @@ from torch.utils.data import DataLoader
 
 from shardcache.errors import (
     ConfigError,
-    CountMismatchError,
     DecodeError,
-    MissingMemberError,
-    NotATarError,
     SampleError,
-    UnmatchedKeyError,
 )
-from shardcache_client import ignore_and_continue
 from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from shardcache_client.joining import JoinedReader
 from shardcache_client.reader import ShardReader
 from shardcache_client.sharing.buffer import Buffer
 from support.cases import first_quick
-from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
-from support.shards.reading import keys_of, write_index
-from support.shards.tables import index_with_table, recut
-from support.shards.tars import Sample, make_tar, random_samples
-
-COUNTS = (9, 4, 17, 1, 12, 7)
-TOTAL = sum(COUNTS)
-KEYS = [f"{number:06d}" for number in range(TOTAL)]
-SHUFFLE = {"shuffle": True, "shuffle_window": 3, "seed": 7}
-
-Make = Callable[..., Joined]
-
-
-def samples_of(shard: int, extension: str) -> list[Sample]:
-    """Return the samples of a shard with one member."""
-    return random_samples(
-        COUNTS[shard], {extension: 40}, seed=ord(extension[0]), first=sum(COUNTS[:shard])
-    )
-
-
-def write(
-    folder: Path, extension: str, change: Callable[[int, list[Sample]], object] = lambda *_: None
-) -> str:
-    """Write the shards with one member of each sample, perhaps changed; return the url of their index."""
-    folder.mkdir()
-    shards = [samples_of(number, extension) for number in range(len(COUNTS))]
-    for number, samples in enumerate(shards):
-        change(number, samples)
-        (folder / f"{number}.tar").write_bytes(make_tar(samples))
-    return write_index(folder, list(map(len, shards)))
-
-
-@pytest.fixture(scope="module")
-def indexes(folder: Path) -> dict[str, str]:
-    """The index files of images, and of captions in another order inside their shards."""
-    captions = write(
-        folder / "cap", "txt", lambda number, samples: random.Random(number).shuffle(samples)
-    )
-    return {"img": write(folder / "img", "jpg"), "cap": captions}
-
-
-IMAGES, CAPTIONS = (
-    list(chain(*(samples_of(n, name) for n in range(len(COUNTS))))) for name in ("jpg", "txt")
+from support.shards.joined import (
+    CAPTIONS,
+    COUNTS,
+    EXPECTED,
+    IMAGES,
+    KEYS,
+    SHUFFLE,
+    TOTAL,
+    Make,
+    members,
+    write,
 )
-EXPECTED = [
-    (str(image["__key__"]), {"jpg": image["jpg"], "cap.txt": caption["txt"]})
-    for image, caption in zip(IMAGES, CAPTIONS, strict=True)
-]
-
-
-@pytest.fixture
-def make(daemon: Daemon, indexes: dict[str, str]) -> Make:
-    """A function that makes the dataset anew, as each process of a job would."""
-
-    def make_joined(
-        captions: str = indexes["cap"], own: Mapping[str, Any] | None = None, **options: Any
-    ) -> Joined:
-        images = ShardDataset(indexes["img"], socket=daemon.socket, **options)
-        return Joined(
-            {"": images, "cap": ShardDataset(captions, socket=daemon.socket)}, **(own or {})
-        )
-
-    return make_joined
-
-
-def members(samples: Iterable[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return key and members of each sample, sorted by key."""
-    found = [
-        (s["__key__"], {name: s[name] for name in s if not name.startswith("__")}) for s in samples
-    ]
-    return sorted(found, key=lambda each: each[0])
+from support.shards.reading import keys_of
+from support.shards.tables import recut
+from support.shards.tars import Sample, make_tar, random_samples
 
 
 @pytest.mark.parametrize("options", [{}, SHUFFLE, {"shuffle": True, "shuffle_window": 0}], ids=str)
 def test_joined_samples_are_those_of_the_first_source(
     make: Make, indexes: dict[str, str], daemon: Daemon, options: dict[str, Any]
 ) -> None:
-    """In its order, with its url and exact length, in several epochs; members come from the shards beside, by key."""
+    """Order, url and length are its own, and members come from the shards beside by key."""
     joined = pickle.loads(pickle.dumps(make(**options)))
     images = ShardDataset(indexes["img"], socket=daemon.socket, **options)
     assert len(joined) == len(images) == TOTAL
@@ -147,7 +84,7 @@ def test_large_members_of_all_sources_pass_without_a_copy(folder: Path, daemon: 
 def test_an_epoch_is_resumed_on_other_ranks(
     make: Make, indexes: dict[str, str], daemon: Daemon
 ) -> None:
-    """From a state of Joined or of its first source alone: the rest comes once, with all members."""
+    """A state of Joined or of its first source suffices: the rest comes once, complete."""
     images = ShardDataset(indexes["img"], batch_size=4, socket=daemon.socket, **SHUFFLE)
     for begun in (make(batch_size=4, **SHUFFLE), images):
         loader = begun.loader(num_workers=2, collate_fn=keys_of)
@@ -184,7 +121,7 @@ def test_global_batches_are_those_of_the_first_source(
 def test_joined_datasets_are_mixed_divided_and_numbered(
     make: Make, indexes: dict[str, str], daemon: Daemon
 ) -> None:
-    """As any other dataset: each sample that is chosen once, with all its members; two of the same shards, too."""
+    """Each chosen sample comes once with all members, even if two datasets share shards."""
     plain = ShardDataset(indexes["img"], socket=daemon.socket)
     mixture = Mixture({"joined": make(**SHUFFLE), "plain": plain, "again": make()})
     mixed = list(mixture)
@@ -206,7 +143,7 @@ def test_joined_datasets_are_mixed_divided_and_numbered(
 def test_joined_datasets_with_global_batches_are_mixed_and_resumed(
     make: Make, indexes: dict[str, str], daemon: Daemon
 ) -> None:
-    """The global batches of a mixture of three columns and two are the same after a change of ranks in the epoch."""
+    """A change of ranks in the epoch leaves the global batches of a mixture unchanged."""
     options: dict[str, Any] = {
         "global_batch_size": 8,
         "canonical_nodes": 2,
@@ -247,7 +184,7 @@ def test_joined_datasets_with_global_batches_are_mixed_and_resumed(
 def test_selection_sees_the_members_of_all_sources(
     make: Make, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """By joined names, whichever are read; without a partner, a sample has none of them. Selections combine."""
+    """Joined names are visible, whichever are read. Without a partner, a sample has none."""
     with pytest.raises(
         ConfigError, match=r"cap/index\.samples: select\(\) needs a table .* is missing"
     ):
@@ -280,7 +217,7 @@ def test_selection_sees_the_members_of_all_sources(
 
 @pytest.mark.slow
 def test_epoch_goes_on_with_another_daemon(tmp_path: Path, indexes: dict[str, str]) -> None:
-    """Killed amid an epoch, and started with an empty cache: each sample comes once, with the members of both."""
+    """A daemon is killed and starts with an empty cache, yet each complete sample comes once."""
     with Daemon(tmp_path) as daemon:
         one, other = (
             ShardDataset(url, socket=daemon.socket, **SHUFFLE) for url in indexes.values()
@@ -354,7 +291,7 @@ def test_members_are_decoded_by_their_joined_names(
 def test_samples_of_a_shard_may_differ_in_members(
     indexes: dict[str, str], daemon: Daemon, tmp_path: Path, varied: tuple[str, ...]
 ) -> None:
-    """Those of the first source, of another or of both: each sample has its own, and its partner's."""
+    """Members of either source or of both: each sample has its own and its partner's."""
 
     def vary(_: int, samples: list[Sample]) -> None:
         samples[:] = [
@@ -398,200 +335,10 @@ def test_members_of_one_name_are_refused(
 # Samples without a partner
 
 
-LOST = KEYS[16:20]
-TWICE = KEYS[31]
-
-
-@pytest.fixture(scope="module")
-def spoilt(daemon: Daemon, indexes: dict[str, str], folder: Path) -> str:
-    """The index of captions of which some are missing, and one comes twice; with tables of all keys."""
-
-    def spoil(number: int, samples: list[Sample]) -> None:
-        samples += [sample for sample in samples if sample["__key__"] == TWICE]
-        samples[:] = [sample for sample in samples if sample["__key__"] not in LOST]
-
-    write(folder / "spoilt", "txt", spoil)
-    index_with_table(daemon, folder / "img")
-    return index_with_table(daemon, folder / "spoilt")
-
-
-def test_error_names_three_keys_without_a_partner_and_both_shards(make: Make, spoilt: str) -> None:
-    """At the first of these samples; a key that comes twice has no partner, either. A handler may skip them."""
-    keys = (
-        "4 of 17 keys have no partner in .*/spoilt/2.tar, or several: '000016', '000017', '000018'"
-    )
-    with pytest.raises(
-        UnmatchedKeyError,
-        match=rf"/img/2.tar: the sample '000016' cannot be joined: {keys}\n.*='skip'",
-    ):
-        list(make(spoilt))
-    with pytest.raises(
-        UnmatchedKeyError, match=rf"1 of 12 keys have no partner in .*4.tar, .*: '{TWICE}'"
-    ):
-        list(make(spoilt).subset(range(20, TOTAL)))
-    assert keys_of(make(spoilt, on_error=ignore_and_continue, even=None)) == [
-        k for k in KEYS if k not in (*LOST, TWICE)
-    ]
-
-
-@pytest.mark.slow
-def test_samples_without_a_partner_are_skipped_replaced_and_counted(
-    make: Make, spoilt: str, daemon: Daemon
-) -> None:
-    """Ranks stay equal; status shows how many there were."""
-    skip = {"missing": "skip"}
-    assert keys_of(make(spoilt, skip, even=None, job="skipping")) == [
-        k for k in KEYS if k not in (*LOST, TWICE)
-    ]
-    eventually(lambda: _unmatched(daemon, "skipping") == 5)
-    assert "(5 samples unmatched)" in shardcache("status", socket=daemon.socket).out
-    assert (
-        'job_unmatched_samples_total{job_name="skipping",uid="'
-        in daemon.request("GET", "/metrics").decode()
-    )
-    ranks = [keys_of(make(spoilt, skip, rank=rank, world_size=2, **SHUFFLE)) for rank in range(2)]
-    assert [len(rank) for rank in ranks] == [25, 25]
-    assert set(chain(*ranks)) == set(KEYS) - {*LOST, TWICE}
-    mixture = Mixture(
-        {"joined": make(spoilt, skip, even=None, **SHUFFLE), "whole": make(even=None)}
-    )
-    assert len(list(mixture)) == 2 * TOTAL - 5
-    with pytest.raises(ConfigError, match="missing='skip'"):
-        make(spoilt, skip).indexed()
-
-
-def _unmatched(daemon: Daemon, name: str) -> int:
-    return sum(job["samples_unmatched"] for job in daemon.status()["jobs"] if job["name"] == name)
-
-
-def test_members_of_samples_without_a_partner_have_defaults(make: Make, spoilt: str) -> None:
-    """Copies of the values given; a default of another source is none of this one."""
-    joined = make(spoilt, {"members": ("jpg", "cap.txt"), "missing": {"cap.txt": []}})
-    have = {sample["__key__"]: sample["cap.txt"] for sample in joined}
-    assert [key for key in KEYS if have[key] == []] == [*LOST, TWICE]
-    assert have[LOST[0]] is not have[LOST[1]]
-    with pytest.raises(UnmatchedKeyError):
-        list(make(spoilt, {"members": ("jpg", "cap.txt"), "missing": {"jpg": b""}}))
-    with pytest.raises(MissingMemberError, match=r"no member 'cap.json'"):
-        list(make(spoilt, {"members": ("cap.txt", "cap.json"), "missing": {"cap.txt": b""}}))
-
-
 # Faults of shards that are read beside others
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", first_quick([NotATarError, CountMismatchError, SampleError]))
-def test_unreadable_partners_leave_the_other_samples_in_place(
-    make: Make, tmp_path: Path, fault: type[Exception]
-) -> None:
-    """No tar, another version, two members of one name: the error names the shard, a handler skips, from any state."""
-    captions = write(tmp_path / "bad", "txt")
-    (first, *others) = samples_of(2, "txt")
-    tars = {NotATarError: b"no tar" * 1000, CountMismatchError: make_tar(others)}
-    (tmp_path / "bad" / "2.tar").write_bytes(tars.get(fault) or make_tar([first, first, *others]))
-    with pytest.raises(fault, match=r"bad/2\.tar"):
-        list(make(captions))
-    gone = KEYS[13:14] if fault is SampleError else KEYS[13:30]
-    options: dict[str, Any] = {"on_error": ignore_and_continue, "even": None, **SHUFFLE}
-    have = keys_of(make(captions, **options))
-    assert have == [key for key in keys_of(make(**SHUFFLE)) if key not in gone]
-    for taken in (2, 11, 30):
-        begun = make(captions, **options)
-        resumed = make(captions, **options)
-        before = keys_of(islice(begun, taken))
-        resumed.load_state_dict(begun.state_dict())
-        assert before + keys_of(resumed) == have
-
-
-@pytest.mark.slow
-def test_partners_that_are_evicted_are_fetched_again(tmp_path: Path) -> None:
-    """With a cache smaller than the dataset, two ranks get what they would get otherwise."""
-    for name, shard in product(("a", "b"), range(8)):
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / f"{shard}.tar").write_bytes(
-            make_tar(random_samples(50, {name: 20_000}, first=50 * shard))
-        )
-    urls = [write_index(tmp_path / name, [50] * 8) for name in ("a", "b")]
-    with Daemon(tmp_path, capacity="11MB") as daemon:
-        options: dict[str, Any] = {
-            "socket": daemon.socket,
-            "shuffle": True,
-            "shuffle_window": 2,
-            "world_size": 2,
-        }
-        ranks = []
-        for rank in range(2):
-            one, other = (ShardDataset(url, rank=rank, **options) for url in urls)
-            ranks.append(
-                iter(
-                    DataLoader(
-                        Joined({"": one, "b": other}), batch_size=5, num_workers=1, collate_fn=list
-                    )
-                )
-            )
-        have = [sample for batches in zip(*ranks, strict=True) for sample in chain(*batches)]
-        assert sorted(keys_of(have)) == [f"{number:06d}" for number in range(400)]
-        assert all(len(sample["b.b"]) == len(sample["a"]) == 20_000 for sample in have)
-        assert daemon.status()["counters"]["evictions"] > 0
-
-
 # Shards that are cut otherwise
-
-
-@pytest.mark.slow
-def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    """A shard is read with all that have partners of its samples; without tables, the error says how to write them."""
-    images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
-    captions, few = (
-        recut(daemon, tmp_path / f"cap{len(cut)}", CAPTIONS, cut)
-        for cut in ((20, 5, 22, 3), (20, 5))
-    )
-    for options in ({"even": None}, SHUFFLE):
-        one, other, part = (
-            ShardDataset(url, socket=daemon.socket, **options) for url in (images, captions, few)
-        )
-        joined = Joined({"": one, "cap": other})
-        assert members(joined) == EXPECTED
-        with joined.indexed() as numbered:
-            assert members([numbered[22]]) == [EXPECTED[22]]
-        with pytest.raises(
-            UnmatchedKeyError, match=r"1 of 1 keys .* in any shard of 'cap\.', .*: '000030'"
-        ) as lost:
-            list(Joined({"": one, "cap": part}).subset([30]))
-        assert "rewrite the shards" in lost.value.remedy
-        assert "shardcache index" not in lost.value.remedy, "the tables are there"
-        if "even" in options:
-            assert keys_of(Joined({"": one, "cap": part}, missing="skip")) == KEYS[:25]
-    bare = ShardDataset(write(tmp_path / "bare", "jpg"), socket=daemon.socket)
-    with pytest.raises(
-        ConfigError, match=r"6 shards are joined with 2 by the tables of their keys"
-    ) as caught:
-        Joined({"": bare, "cap": part})
-    assert "--samples" in str(caught.value.remedy)
-
-
-@pytest.mark.slow
-def test_as_many_shards_that_are_cut_otherwise_are_joined_by_the_tables(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    """Shards without tables are paired by number, and a wrong table is an error."""
-    images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
-    captions = recut(daemon, tmp_path / "cap", CAPTIONS, (20, 5, 5, 10, 5, 5))
-    one, other = (ShardDataset(url, socket=daemon.socket) for url in (images, captions))
-    assert members(Joined({"": one, "cap": other})) == EXPECTED
-    odd = ShardDataset(
-        recut(daemon, tmp_path / "odd", CAPTIONS, (5, 20, 5, 10, 5, 5)), socket=daemon.socket
-    )
-    table = tmp_path / "odd" / "index.samples"
-    shutil.copy(tmp_path / "cap" / table.name, table)
-    with pytest.raises(ConfigError, match=r"the table of samples does not match the index file"):
-        Joined({"": one, "cap": odd})
-    bare = ShardDataset(
-        write(tmp_path / "bare", "txt", lambda _, some: some.pop()), socket=daemon.socket
-    )
-    assert len(keys_of(Joined({"": one, "cap": bare}).subset(range(8)))) == 8
 
 
 @pytest.mark.parametrize(
@@ -615,7 +362,7 @@ def test_sources_that_cannot_be_joined_are_refused(
 
 
 def test_sources_are_named_datasets(make: Make, indexes: dict[str, str], daemon: Daemon) -> None:
-    """By prefixes of which only the first is empty; no mixtures, and of no selection after the first."""
+    """Only the first prefix may be empty, and later sources may not be selections or mixtures."""
     images = ShardDataset(indexes["img"], socket=daemon.socket)
     for wrong in ({}, [images], {"": indexes["img"]}):
         with pytest.raises(ConfigError, match=r'give datasets by prefix, \{"": ShardDataset'):

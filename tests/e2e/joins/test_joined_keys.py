@@ -1,4 +1,4 @@
-"""Joined datasets whose partners are in any shard: keys decide which samples belong together, positions never."""
+"""Joined datasets whose partners are in any shard: keys decide on pairs, positions never."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ CAPTIONS = random_samples(20, {"txt": 40}, seed=2)
 KEYS = [str(sample["__key__"]) for sample in IMAGES]
 
 DEALT = [CAPTIONS[number] for shard in range(4) for number in range(shard, 20, 4)]
-"""The captions in another order across the shards, of which each has as many samples as that of the images."""
+"""The captions in another order across the shards, with as many per shard as images."""
 
 DEFAULTS: dict[str, Any] = {"members": ("jpg", "cap.txt"), "missing": {"cap.txt": b""}}
 
@@ -41,7 +41,7 @@ def captions_of(joined: Any) -> dict[str, object]:
 
 
 def write_bare(folder: Path, samples: list[Sample]) -> str:
-    """Write four shards with an index, and without a table of their keys; return the index's url."""
+    """Write four shards with an index but no table of their keys; return the index's url."""
     folder.mkdir()
     for number in range(4):
         (folder / f"{number}.tar").write_bytes(make_tar(samples[5 * number : 5 * number + 5]))
@@ -95,7 +95,7 @@ def test_samples_are_left_out_or_filled_only_by_the_tables_of_keys(
 
 
 def test_missing_partners_of_plain_tars_raise(daemon: Daemon, tmp_path: Path) -> None:
-    """Shards without an index are paired by number; a partner in another shard is an error, which says what helps."""
+    """A partner in another shard is an error with a remedy, if the shards have no index."""
     write_bare(tmp_path / "img", IMAGES)
     write_bare(tmp_path / "cap", DEALT)
     plain = sources(daemon, f"{tmp_path}/img/{{0..3}}.tar", f"{tmp_path}/cap/{{0..3}}.tar")
@@ -131,7 +131,7 @@ def test_key_in_two_shards_of_the_first_source_raises(repeated: dict[str, Any]) 
 
 @pytest.mark.slow
 def test_key_in_two_shards_of_the_first_source_has_no_partner(repeated: dict[str, Any]) -> None:
-    """Its samples are skipped, or have the default, and a selection sees no members of another source."""
+    """Its samples are skipped or get the default, and selections see no other source."""
     others = [key for key in KEYS if key not in (KEYS[2], KEYS[11])]
     assert keys_of(Joined(repeated, missing="skip")) == others
     filled = [

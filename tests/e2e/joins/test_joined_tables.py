@@ -1,4 +1,4 @@
-"""Datasets whose samples get members from the rows of a table, found by their keys through a real daemon."""
+"""Datasets whose samples get members from a table's rows, by key, through a real daemon."""
 
 import bz2
 import csv
@@ -117,7 +117,7 @@ def content(
 def test_samples_get_the_columns_of_their_rows(
     make: Make, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Values as the file has them, in several epochs, with exact lengths; in the order of the first source."""
+    """Values are as in the file, in several epochs of the first source's order and length."""
     joined = make(Table(manifest(tmp_path), key="id"), **options)
     assert len(joined) == TOTAL
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_values_of_csv_are_text(make: Make, tmp_path: Path, suffix: str, delimit
 
 
 def test_tables_may_be_parquet(make: Make, tmp_path: Path) -> None:
-    """Several files by a pattern; only the columns that are wanted, so that bytes beside them do not matter."""
+    """A pattern names several files, of which only the wanted columns have to be valid."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     for part, keys in enumerate((KEYS[:7], KEYS[7:])):
@@ -222,7 +222,7 @@ def test_table_without_rows_says_so(make: Make, tmp_path: Path) -> None:
 def test_samples_without_one_row_are_as_missing_says(
     make: Make, tmp_path: Path, fault: str
 ) -> None:
-    """An error by default, or left out, or with default values; keys that come twice have no row."""
+    """It is an error by default, or left out, or a default. Repeated keys have no row."""
     lines = json_lines(
         {key: row for key, row in ROWS.items() if key != KEYS[11] or fault == "doubled"}
     )
@@ -326,7 +326,7 @@ def test_workers_of_a_plain_loader_have_the_table(make: Make, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_table_is_made_once_for_a_version(audio: str, tmp_path: Path, tables: Path) -> None:
-    """Later datasets map the same file; a changed file, another key or other columns make another one."""
+    """Later datasets map the same file, unless the table, its key or columns change."""
     url = manifest(tmp_path)
     with Daemon(tmp_path, "--listing-ttl-s", "0") as daemon:
 

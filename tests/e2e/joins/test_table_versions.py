@@ -1,4 +1,4 @@
-"""A table whose file is replaced between two runs: the second one resumes with the new rows, and fetches only these."""
+"""A table whose file is replaced between two runs: only its new rows are fetched on resume."""
 
 import json
 import logging
@@ -78,7 +78,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def own_daemon(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon that has the environment of the test, with the bucket's variables, and asks again only when told to."""
+    """A daemon with the test's variables and the bucket's, which asks again only when told to."""
     with Daemon(tmp_path_factory.mktemp("d"), "--listing-ttl-s", "3600") as running:
         yield running
 
@@ -87,7 +87,7 @@ def own_daemon(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_run_resumes_with_the_new_rows_and_fetches_only_these(
     place: Place, own_daemon: Daemon
 ) -> None:
-    """The state holds where keys and order do; shards stay cached, with new values, new columns and new rows beside."""
+    """The state holds where keys and order do, and cached shards get new values and columns."""
 
     def joined() -> Joined:
         audio = ShardDataset(

@@ -1,4 +1,4 @@
-"""A Lightning model that notes its batches. Whoever imports this waits for Lightning: import it in a fixture."""
+"""A Lightning model that notes its batches, to be imported in a fixture, as Lightning is slow."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Stages that make at most one item of each sample go with every door, with resuming and with ranks."""
+"""Stages of at most one item per sample work with every door, resuming and ranks."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Epochs of Lightning's Trainer, which takes as many batches as the loader's length says, and asks for no more."""
+"""Epochs of Lightning's Trainer, which takes as many batches as the loader's length says."""
 
 from importlib import import_module
 from itertools import chain, islice
@@ -71,7 +71,7 @@ def test_lightning_with_limited_batches_reads_one_epoch_after_another(
 
 @pytest.mark.filterwarnings("ignore", "error:Your .IterableDataset. has .__len__. defined")
 def test_lightning_trusts_the_length_of_the_loader(make: Make, training: ModuleType) -> None:
-    """No warning that workers may read samples twice, in training and validation; epochs have as many batches."""
+    """Epochs have as many batches, and nothing warns of samples that are read twice."""
     trainer = training.trainer(1)
     model = training.Recorder(1)
     loader = loader_of(make())

@@ -1,4 +1,4 @@
-"""`ShardDataset.loader`: batches, lengths, epochs, and a state that any number of workers resumes from exactly."""
+"""`ShardDataset.loader`: batches, lengths, epochs, and a state for any number of workers."""
 
 import copy
 import gc
@@ -48,7 +48,7 @@ def state_after(loader: ShardLoader[list[str]], batches: int) -> Any:
 
 @pytest.mark.slow
 def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
-    """`drop_last` holds for batches, length and the end of the epoch; without it every sample comes, once."""
+    """`drop_last` holds for batches and length. Without it, every sample comes once."""
     whole = load(make(), 2)
     loader = load(make(), 2, drop_last=True)
     assert [len(whole), sorted(chain(*whole))] == [12, KEYS]
@@ -84,7 +84,7 @@ def test_uncounted_shards_resume_exactly_too(make: Make, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
-    """Not even one that is refused: splits and other loaders have the dataset's batch size, and epochs of their own."""
+    """Splits and other loaders keep its batch size and epochs, even after a refused one."""
     dataset = make()
     with pytest.raises(ConfigError, match="does not take shuffle"):
         dataset.loader(batch_size=8, shuffle=True)
@@ -122,7 +122,7 @@ def test_default_workers_share_the_cpus_with_the_ranks_of_the_node(
 
 
 def test_epoch_and_state_that_are_set_in_the_dataset_hold_for_its_loaders(make: Make) -> None:
-    """As a framework does that finds the dataset in the loader; what is set last holds, and a state is used once."""
+    """The last setting holds, also one made by a framework, and a state is used once."""
     dataset = make()
     loader = load(dataset, 0)
     epochs = [list(loader) for _ in range(3)]
@@ -256,7 +256,7 @@ def test_the_remedy_of_a_member_that_some_samples_lack_holds(make: Make, tmp_pat
 
 @pytest.mark.slow
 def test_frameworks_leave_it_alone(make: Make) -> None:
-    """Accelerate returns it as it is, so that nothing is sharded twice; its DataLoader's attributes can be seen."""
+    """Accelerate returns it as it is, so that nothing is sharded twice."""
     from accelerate import Accelerator
 
     loader = load(make(), 2, prefetch_factor=3)
@@ -331,8 +331,7 @@ def test_a_loader_given_up_ends_its_workers_at_once(make: Make, persistent: bool
 def test_workers_of_a_loader_in_a_cycle_are_told_to_end(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a trainer of Lightning's is one, which knows the loader: they do not wait for torch's next
-    check.
+    """A trainer of Lightning's makes such a cycle. They do not wait for torch's next check.
 
     That comes long after torch's patience with workers, which it then terminates.
     """

@@ -1,4 +1,4 @@
-"""Iterators of one loader or dataset are independent: a look changes neither the running loop nor what is saved."""
+"""Iterators of one loader or dataset are independent: a look changes neither loop nor state."""
 
 import json
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def plain(ds: ShardDataset, workers: int = 0) -> DataLoader[Any]:
 
 @pytest.mark.slow
 def test_iterators_of_a_plain_loader_with_workers_count_from_their_beginning(make: Make) -> None:
-    """Nobody knows what is taken of them. An epoch that is left out costs nothing, one that is read twice does."""
+    """A left-out epoch costs nothing, while one that is read twice does."""
     whole = plain(make(batch_size=1))
     epochs = [list(whole) for _ in range(4)]
     loader = plain(make(batch_size=1), workers=2)
@@ -207,7 +207,7 @@ class Naive:
         return (epoch + 1, 0) if place == len(self.epochs[epoch]) else (epoch, place)
 
     def shown(self) -> tuple[int, int]:
-        """Return the epoch and place that the loader shows: after its last batch, an epoch lasts as its iterator."""
+        """Return the loader's epoch and place; an epoch lasts as long as its iterator."""
         current = self.current
         if current is None or current.epoch is None:
             return self.loaded
@@ -287,7 +287,7 @@ STEPS = st.lists(
 def test_any_iterators_of_a_loader_read_what_naive_ones_do(
     make: Make, count: int, options: dict[str, Any]
 ) -> None:
-    """In any order of beginning, reading, dropping, looking, saving and loading, whoever gets workers of its own."""
+    """Any order of reading, dropping, looking, saving and loading gives the same batches."""
     whole = load(make(), **options)
     epochs = [list(whole) for _ in range(6)]
 

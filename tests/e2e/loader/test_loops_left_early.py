@@ -1,4 +1,4 @@
-"""Epochs and positions of loops that break, keep their iterators, nest others or are resumed in their middle."""
+"""Epochs and positions of loops that break, keep iterators, nest others or are resumed."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -85,7 +85,7 @@ def test_iterators_that_are_kept_read_one_epoch_after_another(
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_nested_loop_gives_the_position_back_to_the_outer_one(make: Make, workers: int) -> None:
-    """A state of the outer loop resumes it: each sample comes once, and the epoch is that of the loop."""
+    """A state of the outer loop resumes it in its epoch, and each sample comes once."""
     whole = list(loader_of(make(), workers))
     loader = loader_of(make(), workers)
     taken = []
@@ -122,7 +122,7 @@ def test_nested_loops_in_every_step_change_no_epoch_of_the_outer_one(
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_iterator_is_refused_once_a_state_was_loaded_under_it(make: Make, workers: int) -> None:
-    """Its next batch is an error, the state stays the loaded one, and the next iterator resumes from it."""
+    """Its next batch is an error, and the next iterator resumes from the loaded state."""
     whole = list(loader_of(make(), workers))
     loader = loader_of(make(), workers)
     batches = iter(loader)

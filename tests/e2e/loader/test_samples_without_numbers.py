@@ -1,4 +1,4 @@
-"""Samples whose batches have no numbers: filtered, uncounted, or batched by length. Workers make no difference."""
+"""Samples whose batches have no numbers: filtered, uncounted, or batched by length."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ PAIRS = [
     for i, before in enumerate(KINDS)
     for k, after in enumerate(KINDS)
 ]
-"""Kinds before and after: each with its neighbour; the others are slow, as each case starts workers."""
+"""Kinds before and after: each with its neighbour, and the others as slow tests."""
 OTHERS = [
     *KINDS[1:2],
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:-1]),
@@ -154,7 +154,7 @@ def test_each_batch_is_followed_by_the_next(data: Data) -> None:
 
 
 def test_plain_loader_resumes_with_the_very_next_batch(data: Data) -> None:
-    """Its workers are readers of their own, so that other numbers of workers read in another order."""
+    """Its workers are readers of their own, so the order depends on their number."""
 
     def stateful() -> Any:
         loaded = data()
@@ -172,7 +172,7 @@ def test_plain_loader_resumes_with_the_very_next_batch(data: Data) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_each_sample_of_a_filter_comes_once(make: Make, workers: int) -> None:
-    """By a plain DataLoader of any number of workers, and on other ranks after a part of the epoch."""
+    """A plain DataLoader may have any number of workers, and other ranks may resume."""
     loader = DataLoader(make().filter(is_kept), 4, num_workers=workers, collate_fn=keys_of)
     assert sorted(chain(*loader)) == KEPT
 
@@ -243,7 +243,7 @@ def test_state_of_one_rank_is_enough_only_if_no_sample_is_left_out_before_batchi
 
 
 def test_a_rank_that_has_ended_stays_at_its_end(make: Make) -> None:
-    """Its state, loaded and saved again, still says so: once all ranks have ended, the next epoch follows."""
+    """Its state, loaded and saved again, still says so until all ranks have ended."""
 
     def loader_of(rank: int) -> Any:
         return load(make(even=None, rank=rank, world_size=2).filter(is_kept), num_workers=0)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 TIMES = (1, 10)
-"""Amounts of work in the slow stage: on a busy machine, the others may take as long as the least of it."""
+"""Amounts of work in the slow stage, as the others may take as long on a busy machine."""
 
 
 def work(value: Any, rounds: int) -> Any:
@@ -50,7 +50,7 @@ def read(loader: Any, step: Any = lambda batch: batch) -> dict[str, float]:
 def test_the_slowest_stage_has_the_largest_share(
     make: Make, caplog: pytest.LogCaptureFixture, workers: int, slow: str
 ) -> None:
-    """With workers and without, once it takes long enough; the log has one line for each epoch, but none for a look."""
+    """The log has one line for each epoch and none for a look, with workers and without."""
     for times in TIMES:
         work_on_batch = partial(work, rounds=times * 100_000)
         work_on_sample = partial(work, rounds=times * 25_000)

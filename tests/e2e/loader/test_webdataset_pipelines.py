@@ -27,7 +27,7 @@ Pipeline = Callable[[Any], Any]
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> Path:
-    """A folder of shards with uneven numbers of samples, one more that is no tar, and one without samples."""
+    """A folder of shards with uneven numbers of samples, an empty one and one that is no tar."""
     source = folder / "uneven"
     source.mkdir()
     first = 0
@@ -78,7 +78,7 @@ def text_of(sample: dict[str, Any]) -> str:
 
 
 def plain(item: Any) -> Any:
-    """Return an item of a pipeline in a form that can be compared, without the url, which is a path for webdataset."""
+    """Return an item of a pipeline in comparable form, without the url."""
     if isinstance(item, dict):
         return {name: plain(value) for name, value in item.items() if name != "__url__"}
     if isinstance(item, list | tuple):
@@ -119,7 +119,7 @@ def test_stages_give_what_they_give_in_webdataset(
 def test_selected_members_are_those_that_webdataset_selects(
     dataset: Any, source: Path, wanted: str
 ) -> None:
-    """`select_files` sees each member's name, and a sample without any member left does not exist."""
+    """`select_files` sees each member's name, and samples without any member left vanish."""
     arguments: dict[str, Any] = {
         "select_files": lambda name: name.endswith(wanted),
         "empty_check": False,
@@ -145,7 +145,7 @@ def test_webdatasets_handlers_decide(
 def test_local_shards_are_named_as_in_webdataset(
     source: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`file:` urls, relative ones too, and paths lead to the shards, and samples have `__local_path__`."""
+    """`file:` urls, even relative ones, and paths work, and samples have `__local_path__`."""
     monkeypatch.chdir(source)
     for url in (f"file:{source}/0.tar", "file:0.tar", f"{source}/0.tar", Path("0.tar")):
         expected = list(theirs(f"file:{source}/0.tar"))
@@ -198,7 +198,7 @@ def test_resampled_never_ends(dataset: Any) -> None:
 def test_resampled_ranks_count_their_rounds_alone(
     dataset: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank that reads on while the other has yet to begin is not warned of epochs, which its user does not have."""
+    """A rank that reads ahead of the other is not warned of epochs, as its user has none."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {
         "RANK": "1",
@@ -240,7 +240,7 @@ def test_a_cache_folder_is_left_to_the_daemon(
 @pytest.mark.parametrize("workers", first_quick([0, 2]))
 @pytest.mark.filterwarnings("ignore:.*set_vital.*")
 def test_a_state_taken_early_in_a_later_epoch(dataset: Any, workers: int) -> None:
-    """A StatefulDataLoader asks before the first sample: what it gets is of the epoch that begins, not of the last."""
+    """A StatefulDataLoader asks before the first sample, and gets the epoch that begins."""
 
     def loader() -> Any:
         pipeline = dataset(shardshuffle=100, seed=3, batch_size=4).map(dict)
@@ -275,7 +275,7 @@ def letters(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
 def test_state_after_a_stage_that_splits_samples_is_refused(
     dataset: Any, stages: Pipeline, named: str
 ) -> None:
-    """In the middle of a sample the source is behind it: the rest of its items would be lost on resume."""
+    """A source is past a sample that is half done: its other items would be lost on resume."""
     pipeline = stages(dataset())
     next(iter(pipeline))
     for refused in (pipeline.state_dict, lambda: pipeline.load_state_dict(dataset().state_dict())):

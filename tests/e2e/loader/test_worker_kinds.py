@@ -1,4 +1,4 @@
-"""A batch is a number: whoever makes it, and whoever goes on, the batches are the same; some may be left out."""
+"""A batch is a number: whoever makes it and goes on, the batches are the same."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ PAIRS = [
     for i, before in enumerate(KINDS)
     for k, after in enumerate(KINDS)
 ]
-"""Kinds before and after: to processes, and to threads; the others are slow, as each case starts workers."""
+"""Kinds before and after: quick ones to processes and threads, the others as slow tests."""
 
 
 def kinds(*quick: int) -> list[Any]:
@@ -236,7 +236,7 @@ def test_batches_of_a_filtered_dataset_cannot_be_left_out(make: Make) -> None:
 def test_batches_are_in_pinned_memory_if_there_is_a_device_for_it(
     make: Make, kind: dict[str, Any]
 ) -> None:
-    """Whoever makes them; without a device, `pin_memory=True` changes nothing, as in a DataLoader."""
+    """All kinds of workers do so. Without a device, `pin_memory=True` changes nothing."""
     whole = list(load(make(), num_workers=0))
     dataset = make().map(lambda sample: int(sample["__key__"]))
     batches: list[torch.Tensor] = list(dataset.loader(pin_memory=True, **kind))

@@ -1,4 +1,4 @@
-"""Memory freed in DataLoader workers: it stays for the next batch. Other processes are left alone."""
+"""Memory freed in DataLoader workers stays for the next batch; other processes keep theirs."""
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -20,7 +20,7 @@ def measure(_batch: list[Any]) -> int:
 
 
 def kept_by_loader(dataset: ShardDataset, workers: int) -> int:
-    """Return what the process keeps that reads the first batch; a worker has nothing of what this process freed."""
+    """Return what the process that reads the first batch keeps of what it has freed."""
     context = "spawn" if workers else None
     loader = DataLoader(
         dataset,
@@ -33,7 +33,7 @@ def kept_by_loader(dataset: ShardDataset, workers: int) -> int:
 
 
 def test_only_workers_keep_what_a_batch_freed(daemon: Daemon, urls: str) -> None:
-    """With the second batch a worker touches no new memory; without workers, the allocator is the user's."""
+    """A worker's second batch touches no new memory, while other allocators are left alone."""
     dataset = ShardDataset(urls, socket=daemon.socket)
     assert kept_by_loader(dataset, workers=1) > 85 * MB
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -81,7 +81,7 @@ def kept(state: Any) -> Any:
 def on_ranks(
     make: Callable[[int], Mixture], ranks: int, state: Any, steps: int | None
 ) -> tuple[Read, Any]:
-    """Return what ranks read in some steps, or in the rest of the epoch, and the first one's state there."""
+    """Return what ranks read in some steps or the rest of the epoch, and the first's state."""
     loaders = [loader(make(rank)) for rank in range(ranks)]
     if state is not None:
         for each in loaders:
@@ -102,7 +102,7 @@ def assert_in_rounds(samples: Read, name: str) -> None:
 
 @pytest.mark.slow
 def test_sources_go_on_where_they_were_on_other_ranks(make: Make) -> None:
-    """A source that is new, or left out and comes back, on 2, 3 and 1 ranks: nothing is lost or repeated."""
+    """A source that is new or comes back, on 2, 3 and 1 ranks, loses and repeats nothing."""
     samples: Read = []
     state = None
     for weights, ranks, steps in [
@@ -126,7 +126,7 @@ def test_sources_go_on_where_they_were_on_other_ranks(make: Make) -> None:
 
 @pytest.mark.slow
 def test_change_takes_effect_from_the_next_batch(make: Make) -> None:
-    """With the new proportions at once, and the samples of a source in the order in which they would have come."""
+    """The new proportions hold at once, and the samples of a source keep their order."""
     before = loader(make({"web": 1, "code": 1}))
     first = read(islice(before, 4))
     after = loader(make({"web": 0, "code": 1}))
@@ -178,7 +178,7 @@ def test_change_and_back_is_no_loss(make: Make) -> None:
 
 
 def test_state_of_a_changed_mixture_resumes_exactly(make: Make) -> None:
-    """A run that changes nothing more gets the very next batch, and the next epoch, with any kind of loader."""
+    """A run without further changes gets the very next batch and epoch, from any loader."""
     weights = {"web": 1, "code": 3, "math": 1}
     before = loader(make({"web": 2, "code": 1}))
     list(islice(before, 5))
@@ -210,7 +210,7 @@ def test_states_of_a_mixture_are_small_until_it_changes(make: Make) -> None:
 
 
 def test_states_of_earlier_releases_are_read(make: Make) -> None:
-    """They do not tell sources apart: with the same ones, they resume exactly, or with other weights."""
+    """They do not tell sources apart, and resume exactly with the same ones or other weights."""
     weights = {"web": 2, "code": 1}
     before = loader(make(weights))
     first = read(islice(before, 7))

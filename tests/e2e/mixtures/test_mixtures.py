@@ -35,7 +35,7 @@ Make = Callable[..., Mixture]
 
 
 def write(folder: Path, name: str, *, bad: int | None = None) -> str:
-    """Write a source, perhaps with a shard whose third sample is broken; return the url of its index."""
+    """Write a source, perhaps with a broken third sample; return the url of its index."""
     url = write_indexed(folder / name, COUNTS[name], first=FIRST[name])
     if bad is not None:
         samples = random_samples(
@@ -100,7 +100,7 @@ def dealt(mixture: Mixture, epoch: int) -> Read:
     ),
 )
 def test_readers_read_the_samples_that_a_mixture_assigns(make: Make, weights: Any) -> None:
-    """Shards that enter in different lanes, mixed or in file order: every sample from its own shard, in the order."""
+    """Shards enter in different lanes, yet every sample comes from its own, in order."""
     mixture = pickle.loads(
         pickle.dumps(make(weights, samples_per_epoch=96))
     )  # as spawned workers get it
@@ -126,7 +126,7 @@ def test_mixture_resumes_exactly(make: Make, workers: int, steps: tuple[int, ...
 
 
 def test_lanes_give_back_their_shards(make: Make, daemon: Daemon) -> None:
-    """Of the rests of four readers' spans, no more is held at the last sample than the windows of two sources."""
+    """Only two sources' windows are held at the last sample of four readers' rests."""
     states = []
     for rank in range(4):
         mixture = make(rank=rank, world_size=4, even=None)
@@ -171,8 +171,7 @@ def test_weights_of_later_epochs_may_change_on_resuming(make: Make) -> None:
 def test_unreadable_samples_leave_the_others_in_place(
     daemon: Daemon, tmp_path: Path, indexes: dict[str, str], source: str, fault: str
 ) -> None:
-    """A bad sample or shard of one source: all others come in the order in which they would have
-    come, from any state.
+    """A bad sample or shard of one source leaves the others in their order, from any state.
 
     Its place in the mixture is passed, so the proportions of what follows, and the plan, are those
     of the whole.
@@ -247,7 +246,7 @@ def test_ranks_stay_equal_over_bad_samples_of_a_mixture(daemon: Daemon, tmp_path
 
 
 def test_a_reader_of_a_mixture_has_one_plan(make: Make, daemon: Daemon) -> None:
-    """One session, which names the shards of all sources: so prefetching and eviction know what comes when."""
+    """One session names the shards of all sources, as prefetching and eviction need."""
     samples = iter(make(job="one plan", epochs=1))
     next(samples)
     (job,) = [job for job in daemon.status()["jobs"] if job["name"] == "one plan"]
@@ -256,7 +255,7 @@ def test_a_reader_of_a_mixture_has_one_plan(make: Make, daemon: Daemon) -> None:
 
 
 def test_each_source_has_its_own_members_and_stages(daemon: Daemon, tmp_path: Path) -> None:
-    """A choice of members, defaults, `map` and `filter` are those of the source; the mixture's own stages follow."""
+    """Members, defaults, `map` and `filter` are the source's; the mixture's stages follow."""
     sources = {}
     for name, options in (
         ("one", {"members": ("a",)}),

@@ -105,7 +105,7 @@ def test_each_rank_takes_its_own_turns(make: Make) -> None:
 
 @pytest.mark.parametrize("batches", ["source", "rank-source"])
 def test_epochs_are_whole_batches(make: Make, batches: str) -> None:
-    """70 samples on 2 ranks: 9 batches for each by padding, 8 by dropping; no sample is lost for it."""
+    """70 samples on 2 ranks make 9 batches each by padding, or 8 by dropping, without loss."""
     for even, number in (("pad", 9), ("drop", 8)):
         ranks = [loader(make(batches, 70, rank=rank, world_size=2, even=even)) for rank in range(2)]
         assert [len(each) for each in ranks] == [number, number]
@@ -117,7 +117,7 @@ def test_epochs_are_whole_batches(make: Make, batches: str) -> None:
 
 
 def test_rest_without_a_batch_comes_first_in_the_next_epoch(make: Make) -> None:
-    """By default a source of 22 samples has 5 batches of an epoch, or 6: a round is read before the next one begins."""
+    """A source of 22 samples has 5 or 6 batches an epoch: each round is read before the next."""
     each = loader(make(samples=None, weights=None))
     epochs = [read(each) for _ in range(6)]
     code = [[key for source, key in chain(*epoch) if source == "code"] for epoch in epochs]

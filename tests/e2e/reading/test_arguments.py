@@ -1,4 +1,4 @@
-"""Arguments as users write them: what is accepted, in which form, and the error for everything else."""
+"""Arguments as users write them: what is accepted, in which form, and the error otherwise."""
 
 import json
 from typing import Any
@@ -105,14 +105,14 @@ def test_wrong_values_are_refused_in_the_name_of_the_class(
     ],
 )
 def test_unknown_words_are_answered_with_ours(word: str, remedy: str) -> None:
-    """Those of DataLoader, webdataset, MosaicML Streaming, LitData and datasets, and words with a typo."""
+    """Words of DataLoader, webdataset, MosaicML Streaming, LitData and datasets, or typos."""
     text = refusal(ShardDataset, URL, **{word: 1})
     assert text.startswith(f"ShardDataset: there is no argument '{word}'")
     assert remedy in text
 
 
 def test_each_class_and_method_has_its_own_name_in_errors(daemon: Daemon, index: str) -> None:
-    """A subclass' name as well; a method with its class; the drop-in names itself, not the dataset within."""
+    """Subclasses and methods are named, and the drop-in names itself, not its dataset."""
 
     class Mine(ShardDataset):
         pass
@@ -147,7 +147,7 @@ def test_each_class_and_method_has_its_own_name_in_errors(daemon: Daemon, index:
 
 @pytest.mark.parametrize("kind", [Mixture, MixtureReader])
 def test_wrong_mixtures_are_refused_in_their_name(kind: type, daemon: Daemon, index: str) -> None:
-    """A dataset in place of several, weights that fit no source, arguments that belong to the sources."""
+    """A single dataset, weights that fit no source, and arguments that belong to sources."""
     source = ShardDataset(index, socket=daemon.socket)
     for sources in (source, [source, 5], {"a": None}, None, 5):
         assert refusal(kind, sources).startswith(f"{kind.__name__}: sources is")
@@ -175,7 +175,7 @@ def test_wrong_mixtures_are_refused_in_their_name(kind: type, daemon: Daemon, in
 
 @pytest.mark.parametrize("kind", [Mixture, MixtureReader])
 def test_two_sources_of_one_name_are_refused(kind: type, daemon: Daemon, index: str) -> None:
-    """Names are texts, in which 1 and "1" are the same: one source, or its weight, would be lost."""
+    """Names are texts, in which 1 and "1" are the same, and one source would be lost."""
     source = ShardDataset(index, socket=daemon.socket)
     assert "sources has two entries named '1'" in refusal(kind, {1: source, "1": source})
     assert "weights has two entries named '1'" in refusal(
@@ -192,7 +192,7 @@ def test_weights_from_what_is_no_epoch_are_refused(epoch: Any, daemon: Daemon, i
 
 
 def test_a_mixture_of_a_list_names_its_sources_by_number(daemon: Daemon, index: str) -> None:
-    """With weights as a list, an array or a dict by number; by epoch, too; as a dict of names would."""
+    """Weights may be a list, an array or a dict by number, and may change by epoch."""
     source = ShardDataset(index, socket=daemon.socket)
     named = Mixture({"0": source, "1": source}, {"0": 0.75, "1": 0.25}, samples_per_epoch=40)
     for weights in (
@@ -215,7 +215,7 @@ def test_a_mixture_of_a_list_names_its_sources_by_number(daemon: Daemon, index: 
 
 
 def test_numbers_of_numpy_give_the_same_state(daemon: Daemon, index: str) -> None:
-    """Of any width, as floats and as arrays without dimensions: sizes, seed, ranks and epochs are Python's ints."""
+    """Sizes, seed, ranks and epochs become Python's ints, from any width, float or array."""
     plain = {
         "shuffle": True,
         "shuffle_window": 3,
@@ -242,7 +242,7 @@ def test_numbers_of_numpy_give_the_same_state(daemon: Daemon, index: str) -> Non
 
 
 def test_samples_by_number_are_found_in_indexed(daemon: Daemon, index: str) -> None:
-    """A TypeError says so; loops, membership and loaders iterate as ever, and take the dataset for no map."""
+    """A TypeError says so. Loops, membership and loaders iterate as ever, without a map."""
     dataset = ShardDataset(index, socket=daemon.socket)
     for wrong, remedy in ((0, r"\.indexed\(\)\[0\]"), (slice(10), r"\.subset\(range\(0, 10\)\)")):
         for kind in (dataset, ShardReader(index, socket=daemon.socket)):
@@ -265,7 +265,7 @@ def random_dataset(daemon: Daemon, index: str, **options: Any) -> ShardDataset:
 def test_seed_none_is_random_and_kept_in_states(
     daemon: Daemon, index: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once, differs from run to run, and gives the same order as an argument; a resumed run takes it."""
+    """It is logged once and differs from run to run, and a resumed run takes it."""
     first = random_dataset(daemon, index)
     other = random_dataset(daemon, index)
     assert first.seed != other.seed
@@ -372,7 +372,7 @@ def test_a_global_batch_larger_than_the_epoch_is_named(daemon: Daemon, index: st
 
 
 def test_a_refused_state_leaves_a_dataset_its_own_seed(daemon: Daemon, index: str) -> None:
-    """Otherwise a program that goes on without the state would train in an order that its log does not name."""
+    """A program that goes on without the state would otherwise not train as its log says."""
     dataset = random_dataset(daemon, index, shuffle_window=2)
     own = keys_of(random_dataset(daemon, index, shuffle_window=2, seed=dataset.seed))
     with pytest.raises(ConfigError, match="another dataset"):
@@ -387,7 +387,7 @@ def test_a_refused_state_leaves_a_dataset_its_own_seed(daemon: Daemon, index: st
 def test_running_workers_take_the_seed_of_a_loaded_state(
     daemon: Daemon, index: str, options: dict[str, int]
 ) -> None:
-    """A loader whose persistent workers have begun with its own seed continues another run, and its later epochs."""
+    """A loader with persistent workers continues another run and its later epochs."""
     saved, resumed = (random_dataset(daemon, index, **options) for _ in range(2))
     saving = saved.loader(num_workers=2, collate_fn=keys_of)
     loader: Any = DataLoader(

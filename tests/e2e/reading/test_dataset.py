@@ -18,7 +18,7 @@ from support.shards.tars import make_tar, random_samples, write_shards
 
 
 def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: Path) -> None:
-    """Not at the end of an epoch, by a collective that waits: the error names what makes them equal."""
+    """The error comes before any collective waits, and names what makes them equal."""
     (folder / "never-read.tar").write_bytes(make_tar(random_samples(4)))
     url = f"file://{folder}/never-read.tar"
     options: dict[str, Any] = {"socket": daemon.socket, "rank": 1, "world_size": 2}
@@ -40,7 +40,7 @@ def sessions_of(daemon: Daemon, job: str) -> int:
 def test_more_readers_than_uncounted_shards(
     daemon: Daemon, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whole shards are dealt: some have none, yield nothing and do not even connect; the job is told once."""
+    """Whole shards are dealt. Readers without one do not connect, and the job is told once."""
     source = folder / "few"
     source.mkdir()
     write_shards(source, 2, 3)
@@ -61,7 +61,7 @@ def test_more_readers_than_uncounted_shards(
 
 @pytest.mark.slow
 def test_workers_end_with_a_killed_trainer(daemon: Daemon, urls: str) -> None:
-    """SIGKILL of a trainer ends its workers and their leases, though the pipe that they write batches to is full."""
+    """SIGKILL of a trainer ends its workers and their leases, although their pipe is full."""
     ds = ShardDataset(urls, socket=daemon.socket, job="orphaned")
     context = multiprocessing.get_context("fork")
     started = context.Event()
@@ -87,7 +87,7 @@ def _megabyte(_samples: list[Any]) -> bytes:
 
 
 def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) -> None:
-    """Without workers, too: plan and leases go with the iterator, and the next one reads everything."""
+    """Plan and leases go with the iterator, workers or not, and the next reads everything."""
     ds = ShardDataset(urls, socket=daemon.socket, job="dropped-alone")
     samples = iter(ds)
     next(samples)
@@ -101,7 +101,7 @@ def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) 
 
 
 def test_a_fork_does_not_keep_its_parents_session(daemon: Daemon, urls: str) -> None:
-    """A session ends when the process that opened it is killed, though a child that it forked meanwhile lives on."""
+    """A session ends with the process that opened it, though a forked child lives on."""
     ds = ShardDataset(urls, socket=daemon.socket, job="forked")
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
@@ -141,7 +141,7 @@ def test_local_paths_mean_the_working_folder(
     monkeypatch: pytest.MonkeyPatch,
     url: Any,
 ) -> None:
-    """Relative paths, globs, folders and `Path`s are those of the training script, whatever the daemon's folder."""
+    """Relative paths, globs, folders and `Path`s start at the training script's folder."""
     monkeypatch.chdir(folder / "source")
     assert keys_of(ShardDataset(url, socket=daemon.socket)) == keys
 
@@ -149,7 +149,7 @@ def test_local_paths_mean_the_working_folder(
 def test_a_missing_local_file_is_named_in_full(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative path that leads nowhere: the error says where it was looked for, and `except IOError` catches it."""
+    """The error says where a relative path was looked for, and `except IOError` catches it."""
     monkeypatch.chdir(tmp_path)
     for url in ("none.tar", "file:none.tar"):
         with pytest.raises(

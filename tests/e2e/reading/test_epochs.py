@@ -30,7 +30,7 @@ from support.shards.tars import write_indexed, write_shards
 def test_evicted_shards_are_not_fetched_after_the_last_epoch(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """An evicted shard is fetched again for a next epoch that nobody has ruled out, and for no other."""
+    """An evicted shard is fetched again only for a next epoch that nobody has ruled out."""
     urls = {}
     datasets = {}
     for name, epochs in (("last", 2), ("another", None)):
@@ -52,8 +52,7 @@ def test_evicted_shards_are_not_fetched_after_the_last_epoch(
 def test_workers_go_from_epoch_to_epoch_together(
     daemon: Daemon, index: str, keys: list[str], persistent: bool
 ) -> None:
-    """Without anybody's naming it each iteration of a loader is another epoch, the same one for all
-    its workers.
+    """Each iteration of a loader is another epoch, the same one for all its workers, unnamed.
 
     An epoch that is set reaches workers that run already.
     """
@@ -101,8 +100,7 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     rank: int,
     step: int,
 ) -> None:
-    """Whatever the options, a reader gives the samples of its share in its order, at once or in two
-    runs.
+    """A reader gives the samples of its share in its order, at once or in two runs.
 
     Where ranks are equal, the state behind the last sample is the beginning of the next epoch.
     """

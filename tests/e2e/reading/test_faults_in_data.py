@@ -1,4 +1,4 @@
-"""Bad samples, bad shards, stale indexes and decoders that fail: typed, counted, made up for, against a real daemon."""
+"""Bad samples and shards, stale indexes and failing decoders: typed, counted, made up for."""
 
 import gc
 import json
@@ -41,7 +41,7 @@ Decode = Callable[[dict[str, Any]], Any]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder of good shards and their index; each test has its own, so that nothing of it is cached."""
+    """A folder of good shards and their index, new for each test so that nothing is cached."""
     write_indexed(tmp_path, [SAMPLES] * SHARDS)
     return tmp_path
 
@@ -117,8 +117,7 @@ mixed = pytest.mark.parametrize(
 def test_bad_data_are_typed_errors_that_a_handler_may_skip(
     daemon: Daemon, source: Path, fault: Fault, order: dict[str, Any]
 ) -> None:
-    """By default, the epoch ends with an error that names the shard. Without evenness, good samples
-    come once.
+    """An error that names the shard ends the epoch by default. Good samples come once.
 
     The session ends with the dataset's last reference, not when the garbage collector comes: until
     then the daemon would fetch for an epoch that never begins.
@@ -203,7 +202,7 @@ def test_error_of_a_sample_names_the_handler_that_skips_it(daemon: Daemon, sourc
 
 
 def test_session_ends_with_the_dataset_after_a_whole_epoch(daemon: Daemon, source: Path) -> None:
-    """With its last reference, not when the garbage collector comes: the daemon would keep the plan until then."""
+    """The last reference ends it, not the garbage collector, as the daemon keeps plans."""
     gc.disable()
     try:
         dataset = ShardDataset(
@@ -230,7 +229,7 @@ def test_skipped_samples_are_replaced_by_others(
     order: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Ranks stay equal: every good sample is given, and others once more in place of the bad; the log counts it."""
+    """Ranks stay equal: good samples are given again for bad ones, and the log counts it."""
     spoil(source, fault.name)
     errors: list[Exception] = []
     read = []
@@ -269,7 +268,7 @@ def test_skipped_samples_are_replaced_by_others(
 def test_run_over_bad_data_resumes_from_any_sample(
     daemon: Daemon, source: Path, fault: str, order: dict[str, Any]
 ) -> None:
-    """Before and behind what is bad, and among those that make up for it, the rest is what would have come."""
+    """The rest is what would have come, before and behind bad samples and their substitutes."""
     spoil(source, fault)
 
     def make() -> ShardDataset:
@@ -301,7 +300,7 @@ def test_run_over_bad_data_resumes_from_any_sample(
 def test_state_with_only_bad_samples_left_resumes_on_any_ranks(
     daemon: Daemon, source: Path, world_size: int
 ) -> None:
-    """Each rank gets good samples of the epoch in place of those that are left, as many on all, then the next epoch."""
+    """Each rank gets equally many good samples for those left, and then the next epoch."""
     (source / f"{SHARDS - 1}.tar").write_bytes(b"<html>404</html>" * 1000)
 
     def make(rank: int, world_size: int) -> ShardDataset:
@@ -458,7 +457,7 @@ def test_a_handler_that_stops(daemon: Daemon, source: Path, fault: str) -> None:
 def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
     daemon: Daemon, source: Path, order: dict[str, Any]
 ) -> None:
-    """With more readers than shards some have nothing but the bad one: ranks stay equal, and all good samples come."""
+    """Some readers have only the bad shard: ranks stay equal, and all good samples come."""
     spoil(source, "no tar")
     options = {"on_error": ignore_and_continue, "socket": daemon.socket, **order}
     datasets = [
@@ -472,7 +471,7 @@ def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
 
 @pytest.mark.slow
 def test_trailing_data_are_ignored_where_the_config_says_so(tmp_path: Path, source: Path) -> None:
-    """`ignore_trailing_data` in an [[origin]] table: the samples before the tar's end, as webdataset reads them."""
+    """`ignore_trailing_data` in an [[origin]] table gives the samples before the tar's end."""
     spoil(source, "joined tars")
     config = tmp_path / "shardcache.toml"
     config.write_text(f'[[origin]]\nmatch = "file://{source}/"\nignore_trailing_data = true\n')

@@ -1,4 +1,4 @@
-"""`shuffle="global"`: a permutation of all samples, of which each is fetched by its range, ahead of need."""
+"""`shuffle="global"`: a permutation of all samples, each fetched by its range, ahead of need."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def test_each_sample_comes_once_in_an_order_of_all(make: Make) -> None:
 
 
 def test_samples_are_fetched_by_their_ranges(store: Canary, files: str, tmp_path: Path) -> None:
-    """A batch costs the parts that have its samples; a pass over all of them, each byte once; a second one, nothing."""
+    """A batch costs the parts of its samples, a whole pass each byte once, a second nothing."""
     flags = (
         "--range-part-size",
         str(PART_BYTES),
@@ -209,7 +209,7 @@ def test_members_and_decoders_are_those_of_any_dataset(make: Make) -> None:
 
 @pytest.mark.slow
 def test_source_of_a_mixture_may_be_permuted_beside_one_with_a_window(make: Make) -> None:
-    """Each sample of both comes once in an epoch, with the name of its source; also in batches of workers."""
+    """Each sample of both comes once in an epoch, with the name of its source."""
     mixture = Mixture({"all": make(), "window": make(shuffle=True)})
     for samples in (
         list(mixture),

@@ -110,7 +110,7 @@ def test_samples_of_a_version_are_read_by_number(versions: Versions, daemon: Dae
 def test_index_has_versions_and_what_is_beside_it_is_the_present_one(
     versions: Versions, daemon: Daemon
 ) -> None:
-    """An index of another version names shards beside it, and the table of samples is the one that is there now."""
+    """An index of another version names shards beside it and the present table of samples."""
     bucket = versions.bucket
     index = f"{bucket.url}/train/index.json"
     ran = shardcache(
@@ -143,7 +143,7 @@ def test_index_has_versions_and_what_is_beside_it_is_the_present_one(
 def test_missing_version_is_an_error_that_says_so(
     version: str, versions: Versions, daemon: Daemon
 ) -> None:
-    """So is one that says that the object was deleted; the present version is never read in its place."""
+    """A deleted object is such an error, too. The present version never takes its place."""
     if version == "deleted":
         bucket = versions.bucket
         deleted = bucket.server.client.delete_object(Bucket=bucket.name, Key="train/a.tar")

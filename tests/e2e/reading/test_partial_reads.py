@@ -1,4 +1,4 @@
-"""Reading a shard while the rest of it is still on its way, from a store that gives what the test lets go."""
+"""Reading a shard while its rest is still on its way, from a store under the test's control."""
 
 import gc
 import random
@@ -69,7 +69,7 @@ def transfer(daemon: Daemon) -> dict[str, Any]:
 
 @contextmanager
 def reading(read: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Read in another thread, whose end is waited for; the list has what was read, once all of it was."""
+    """Read in another thread until its end; the list gets what was read, once all is there."""
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.append(read()))
     reader.start()
@@ -78,7 +78,7 @@ def reading(read: Callable[[], Any]) -> Iterator[list[Any]]:
 
 
 def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: GatedStore) -> None:
-    """With five parts of sixteen here, what lies in them is given; the rest follows when it comes, every byte right."""
+    """Five parts of sixteen give what lies in them. The rest follows, every byte right."""
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))
     store.let("a.tar", FIVE_PARTS)
@@ -93,7 +93,7 @@ def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: Gate
 
 @pytest.mark.slow
 def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: GatedStore) -> None:
-    """A part that is larger than a batch is read as it is written; the rest follows when it comes, every byte right."""
+    """A part larger than a batch is read as it is written, and every byte is right."""
     written = random_samples(60, {"bin": 100_000})
     url = store.put("a.tar", make_tar(written))
     store.bytewise = True
@@ -114,7 +114,7 @@ def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: Gate
 def test_chosen_samples_wait_for_the_whole_shard(
     daemon: Daemon, store: GatedStore, indexed: str
 ) -> None:
-    """They are found by number in the index, which comes last, also if they are read in file order."""
+    """The index that finds them comes last, even if they are read in file order."""
     dataset = ShardDataset(indexed, socket=daemon.socket).subset(range(0, SAMPLES, 7))
     with reading(lambda: keys_of(dataset)) as found:
         store.let("a.tar", FIVE_PARTS)
@@ -127,8 +127,7 @@ def test_chosen_samples_wait_for_the_whole_shard(
 def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
     daemon: Daemon, store: GatedStore, indexed: str
 ) -> None:
-    """Not when the garbage collector comes: until then the daemon would fetch for an epoch that
-    never begins.
+    """The garbage collector would come later, and the daemon fetch for an epoch that never begins.
 
     With the number of samples known, the last is left to the index, and the walk through what
     arrives never ends.
@@ -177,7 +176,7 @@ CUT = BODY[: 12 * PART_BYTES]
 def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(
     daemon: Daemon, store: GatedStore
 ) -> None:
-    """A reader that still waits for more of a released shard, and gets an error, keeps its newer lease."""
+    """A reader that waits for more of a released shard keeps its newer lease after an error."""
     bad = store.put("bad.tar", random.Random(1).randbytes(len(BODY)))
     good = store.put("good.tar", BODY)
     store.let("good.tar")
@@ -214,7 +213,7 @@ def read(samples: Samples, *numbers: int) -> bool:
 def test_a_sample_is_read_once_it_has_arrived(
     indexed: str, daemon: Daemon, store: GatedStore
 ) -> None:
-    """In any order, also those of a selection; the last one, and what is behind what has come, wait for it."""
+    """Any order does, or a selection. Only the last sample and those not there yet wait."""
     store.let("a.tar", FIVE_PARTS)
     samples = ShardReader(indexed, socket=daemon.socket).indexed()
     assert read(samples, 20, 3, 30, 0, 20)

@@ -1,4 +1,4 @@
-"""reader.py: `ShardReader` gives a dataset's samples, order and states, in a process that has no torch."""
+"""reader.py: `ShardReader` gives samples, order and states of a dataset without torch."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ def test_each_public_name_can_be_imported(name: str) -> None:
 def test_import_of_a_dataset_without_torch_says_what_to_install(
     tmp_path: Path, name: str, instead: str
 ) -> None:
-    """In an interpreter whose packages are shardcache's own requirements; and what reads the same without torch."""
+    """Only shardcache's own requirements are there. The error also names what needs no torch."""
     (tmp_path / "websockets").symlink_to(Path(websockets.__file__).parent)
     sources = [
         str(Path(module.__file__ or "").parents[1]) for module in (shardcache, shardcache_client)
@@ -64,7 +64,7 @@ def test_import_of_a_dataset_without_torch_says_what_to_install(
 
 
 def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: Daemon) -> None:
-    """Length, order and the state in the middle are the dataset's; each can go on where the other was."""
+    """Length, order and state are the dataset's, and each goes on where the other was."""
     dataset, resumed = (
         ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=1, world_size=2)
         for _ in range(2)
@@ -81,7 +81,7 @@ def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: 
 
 
 def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path) -> None:
-    """Counts that only this node knows do not suffice for two ranks; torch.distributed is a dataset's remedy."""
+    """Counts of one node do not suffice for two ranks, and only a dataset's remedy has torch."""
     urls = write_shards(tmp_path, 2, 5)
     assert len(list(ShardReader(urls, socket=daemon.socket))) == 10
     told = []
@@ -104,7 +104,7 @@ def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path
 def test_a_script_may_end_in_the_middle_of_an_epoch(
     reader: str, shuffle: bool, index: str, daemon: Daemon
 ) -> None:
-    """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""
+    """An iterator left at the interpreter's exit prints nothing, and its session ends."""
     script = f"""
 from shardcache_client import {reader}
 samples = iter({reader}({index!r}, shuffle={shuffle}, socket={str(daemon.socket)!r}))

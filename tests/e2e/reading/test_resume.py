@@ -1,4 +1,4 @@
-"""A state of any moment, loaded by whoever goes on: exactly the rest of the epoch, against a real daemon."""
+"""A state of any moment, loaded by anyone: exactly the rest of the epoch, from a real daemon."""
 
 import json
 import tempfile
@@ -82,7 +82,7 @@ def keys_of(batches: Iterator[Batch] | list[Batch]) -> list[str]:
 def test_resumed_loader_gives_exactly_the_next_batch(
     make: Make, load: Load, workers: int, options: dict[str, Any], steps: list[int]
 ) -> None:
-    """After any number of batches: what comes is, byte for byte, what would have come, and so is the next epoch."""
+    """The rest and the next epoch are, byte for byte, what would have come without a stop."""
     whole = load(make(), workers, **options)
     epochs = [list(whole), list(whole)]
     assert epochs[0] != epochs[1]
@@ -104,7 +104,7 @@ def test_resumed_loader_gives_exactly_the_next_batch(
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("even", [None, pytest.param("pad", marks=pytest.mark.slow)])
 def test_other_ranks_and_workers_read_the_rest_once(make: Make, even: str | None) -> None:
-    """Two ranks of two workers, then three ranks of one, then one rank of three: each sample is read once."""
+    """Two ranks of two workers, then three of one, then one of three, read samples once."""
     read: list[str] = []
     states = []
     later = []
@@ -151,7 +151,7 @@ def test_unknowable_state_is_refused(make: Make) -> None:
 def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(
     make: Make, workers: int
 ) -> None:
-    """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""
+    """A periodic checkpoint saved it at the epoch's last step, and nothing comes twice."""
     ds = make()
     alone = make()
     for each in (ds, alone):
@@ -175,8 +175,7 @@ def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(
 
 
 def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(make: Make) -> None:
-    """Of 23 and 24 samples, in batches of 12 without a short one, the first rank's are over a batch
-    before the other's.
+    """A rank of 23 samples in batches of 12 drops the short one, and ends before one of 24.
 
     From there on the first rank's state neither claims the next epoch for the other nor tells if
     that is in its second batch; the states of both continue exactly.
@@ -207,7 +206,7 @@ def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(mak
 
 @pytest.mark.slow
 def test_end_of_a_rank_is_in_the_states_of_a_plain_loaders_workers(make: Make) -> None:
-    """Of 23 and 24 samples in batches of 23, only the second rank has a further batch, which may have been read."""
+    """A rank of 24 samples in batches of 23 has a further batch, unlike one of 23."""
 
     def rank(number: int) -> Any:
         ds = make(rank=number, world_size=2, even=None, batch_size=23)
@@ -236,7 +235,7 @@ def test_end_of_a_rank_is_in_the_states_of_a_plain_loaders_workers(make: Make) -
 def test_end_states_of_all_ranks_resume_with_the_next_epoch(
     make: Make, workers: int, drop_last: bool, world_size: int
 ) -> None:
-    """Where ranks have 23 and 24 samples, too: one of them ends sooner, and its loader may drop a short batch."""
+    """One of the ranks may end sooner, with 23 and 24 samples, or drop a short batch."""
     loaders = [
         own(make(rank=rank, world_size=2, even=None), workers, drop_last=drop_last)
         for rank in range(2)

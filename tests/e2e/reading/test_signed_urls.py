@@ -1,4 +1,4 @@
-"""Signed urls: all signatures of one object are one shard, for those whose signature its server accepts."""
+"""Signed urls: all signatures of an object are one shard, for those with an accepted one."""
 
 import threading
 import time
@@ -91,7 +91,7 @@ def read_by_number(url: str, daemon: Daemon) -> list[str]:
 def test_fresh_signatures_find_the_cached_shard_and_states_stay_valid(
     seaweedfs: Bucket, tmp_path: Path
 ) -> None:
-    """An epoch goes on, and the next one begins, with urls that were signed again; each byte is fetched once."""
+    """An epoch and the next go on with newly signed urls, and each byte is fetched once."""
     shards = {
         f"{number}.tar": make_tar(random_samples(SAMPLES, first=number * SAMPLES))
         for number in range(3)
@@ -122,7 +122,7 @@ def test_fresh_signatures_find_the_cached_shard_and_states_stay_valid(
 def test_cached_bytes_are_for_accepted_signatures_alone(
     reading: Callable[[str, Daemon], object], server: SigningServer, daemon: Daemon
 ) -> None:
-    """Neither a forged signature nor none at all gets what an accepted one had fetched; another accepted one does."""
+    """A forged or missing signature does not get them, while another accepted one does."""
     read(server.signed("a.tar", "first"), daemon)
     expected = reading(server.signed("a.tar", "first"), daemon)
     for url in (server.signed("a.tar", "forged"), server.url("/a.tar")):

@@ -1,5 +1,4 @@
-"""Types that editors and type checkers see of samples and batches: `make lint` checks the
-assertions of this module.
+"""Types that editors and type checkers see of samples and batches, checked by `make lint`.
 
 An unused `type: ignore` is an error to mypy, too, so each of them is a mistake that it has seen.
 """
@@ -29,7 +28,7 @@ class Picture(TypedDict):
 
 
 def test_samples_have_the_type_that_decode_returns(folder: Path, daemon: Daemon) -> None:
-    """Dicts without `decode`; a function of `decode` or `map` tells by its own type; a filter changes nothing."""
+    """Samples are dicts without `decode`; `decode` and `map` tell by their functions' types."""
     url = write_indexed(folder / "functions", (3, 2))
     plain = ShardDataset(url, socket=daemon.socket)
     assert_type(next(iter(plain)), dict[str, Any])
@@ -56,7 +55,7 @@ def test_samples_have_the_type_that_decode_returns(folder: Path, daemon: Daemon)
 def test_packed_blocks_have_the_arguments_and_types_of_their_reader(
     folder: Path, daemon: Daemon
 ) -> None:
-    """`pack` of a dataset takes what `pack` of a reader does, and returns a dataset of blocks of its samples."""
+    """`pack` of a dataset takes what a reader's does, and returns a dataset of blocks."""
     url = write_indexed(folder / "packed", (3, 2))
     dataset = ShardDataset[Picture](url, socket=daemon.socket)
     assert_type(dataset.pack(100, len, window=2), ShardDataset[Block[Picture]])

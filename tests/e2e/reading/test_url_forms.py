@@ -1,4 +1,4 @@
-"""Forms of urls as users write them: prefixes, ranges in brackets, names with the characters of a pattern, queries."""
+"""Forms of urls as users write them: prefixes, ranges, characters of patterns, queries."""
 
 import asyncio
 import bz2
@@ -116,7 +116,7 @@ def audio(folder: Path) -> Path:
     "pattern", ["audio_[0..2].tar", "audio__OP_0..2_CL_.tar", "audio__OP_0,1,2_CL_.tar"]
 )
 def test_ranges_in_nemos_spelling_are_ranges(pattern: str, audio: Path, daemon: Daemon) -> None:
-    """A glob's class would match the characters `0`, `.` and `2`, and leave out the second shard silently."""
+    """A glob's class would match `0`, `.` and `2`, and leave out a shard silently."""
     assert read(f"{audio}/{pattern}", daemon) == ["audio_0", "audio_1", "audio_2"]
 
 

@@ -1,4 +1,4 @@
-"""Zero copy under DataLoader: workers hand over references, and no shard goes while one of them is on its way."""
+"""Zero copy under DataLoader: workers send references, and no shard goes while they travel."""
 
 import tempfile
 from itertools import islice
@@ -35,7 +35,7 @@ def large(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_dataset_hands_over_what_it_reads(daemon: Daemon, large: str) -> None:
-    """Mixed from several shards, by two workers: every sample once, large members as Buffers, small ones as bytes."""
+    """Two workers mix several shards: samples come once, and only large members as Buffers."""
     urls = large
     keys = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
     plain = {
@@ -73,7 +73,7 @@ def described(folder: Path) -> str:
 def test_only_the_chosen_members_are_views(
     daemon: Daemon, described: str, chosen: str | tuple[str, ...]
 ) -> None:
-    """One extension or several: others are bytes whatever their size, and every byte is the same."""
+    """All members but those of the chosen extensions are bytes, and every byte is the same."""
     plain = list(ShardDataset(described, socket=daemon.socket))
     dataset = ShardDataset(described, socket=daemon.socket, zero_copy=chosen)
     found = [

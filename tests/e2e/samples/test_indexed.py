@@ -1,4 +1,4 @@
-"""`dataset.indexed()`: samples by number, of shards that are fetched on demand and held within a window."""
+"""`dataset.indexed()`: samples by number, from shards fetched on demand within a window."""
 
 import multiprocessing
 import random
@@ -30,7 +30,7 @@ def numbered(folder: Path) -> str:
 
 
 def test_every_number_is_its_sample(numbered: str, daemon: Daemon) -> None:
-    """In any order, from both ends, whatever the dataset's own shuffle; other numbers are errors."""
+    """Samples come in any order, whatever the dataset's shuffle; other numbers are errors."""
     dataset = ShardDataset(
         numbered, shuffle=True, decode=lambda sample: sample["__key__"], socket=daemon.socket
     )
@@ -66,7 +66,7 @@ def test_arrays_of_numbers_are_several(
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_samplers_and_workers(numbered: str, daemon: Daemon, context: str) -> None:
-    """Each rank of a DistributedSampler gets its share, in workers that hold shards of their own."""
+    """Each rank of a DistributedSampler gets its share, in workers with their own shards."""
     samples = ShardReader(numbered, socket=daemon.socket).indexed()
     assert samples[0]["__key__"] == KEYS[0]  # held by this process before it forks
     keys = []
@@ -102,7 +102,7 @@ def test_threads_share_what_is_held(numbered: str, daemon: Daemon) -> None:
 
 
 def test_a_forked_process_holds_its_own_shards(numbered: str, daemon: Daemon) -> None:
-    """Also the one that its parent held before: what it reads stays cached when the parent gives it up."""
+    """A shard that the parent held stays cached for its child when the parent gives it up."""
     context = multiprocessing.get_context("fork")
     may_end = context.Event()
 
@@ -128,7 +128,7 @@ def test_a_forked_process_holds_its_own_shards(numbered: str, daemon: Daemon) ->
 
 
 def test_the_shard_asked_for_last_stays(numbered: str, daemon: Daemon) -> None:
-    """The window gives up the shard that was not asked for longest, not the one that was opened first."""
+    """The window gives up the shard that was asked for longest ago, not opened first."""
     with ShardReader(numbered, socket=daemon.socket).indexed(window=2) as samples:
         for number in (0, 6, 1, 17):
             assert samples[number]["__key__"] == KEYS[number]

@@ -1,4 +1,4 @@
-"""`dataset.indexed()` with a table of samples: only the bytes of the samples asked for are fetched."""
+"""`dataset.indexed()` with a table of samples: only the wanted samples' bytes are fetched."""
 
 import random
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ def test_members_alone_are_fetched_alone(data: Dataset) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_sample_is_read(data: Dataset, shuffle: bool) -> None:
-    """All of them, in order or scattered, by batches in workers; of the store, hardly a byte more than once."""
+    """Batches of workers have all samples in any order, with hardly a byte sent twice."""
     with data.indexed() as samples:
         loader: Any = DataLoader(
             samples,  # type: ignore[arg-type]

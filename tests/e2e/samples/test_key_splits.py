@@ -83,7 +83,7 @@ def test_shard_is_split_at_the_last_dot_while_it_arrives(daemon: Daemon) -> None
 
 
 def test_index_says_where_names_are_split(wenet: Path, daemon: Daemon) -> None:
-    """It is read without the argument, with its table of samples; one of the other split is refused with it."""
+    """It is read without the argument. An index of the other split is refused with it."""
     shard = f"file://{wenet}/a.tar"
     last, first = (wenet / f"{name}.json" for name in ("last", "first"))
     ran = shardcache(
@@ -108,7 +108,7 @@ def test_index_says_where_names_are_split(wenet: Path, daemon: Daemon) -> None:
 
 
 def test_single_samples_are_fetched_by_their_ranges(tmp_path: Path) -> None:
-    """The table says where they are, though the first dot would end the keys of all samples early."""
+    """The table says where they are, though the first dot would end all keys early."""
     members = [(f"{key}.{ext}", bytes(PART_BYTES)) for key in KEYS for ext in ("wav", "txt")]
     flags = ("--range-part-size", str(PART_BYTES), "--whole-from-percent", "100")
     with Canary() as store, Daemon(tmp_path, *flags) as daemon:

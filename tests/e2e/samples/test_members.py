@@ -35,7 +35,7 @@ def picture(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def pictures(folder: Path) -> str:
-    """The url of an index of shards with pictures, labels and padding; one sample of each has no label."""
+    """The url of an index of shards with pictures, labels (one of each missing) and padding."""
     source = folder / "pictures"
     source.mkdir()
     for shard in range(SHARDS):
@@ -58,7 +58,7 @@ options = pytest.mark.parametrize(
 def test_samples_have_the_members_that_were_chosen_and_decoded(
     pictures: str, daemon: Daemon, options: dict[str, Any]
 ) -> None:
-    """Others are not there; "jpg;png" takes either under the first name; a default stands in for what is missing."""
+    """Others are absent; "jpg;png" takes either, and a default replaces a missing one."""
     dataset = ShardDataset(
         pictures,
         members=("jpg;png", "cls"),
@@ -120,7 +120,7 @@ def dotted(folder: Path) -> str:
 def test_patterns_choose_members_of_keys_with_dots(
     dotted: str, daemon: Daemon, choice: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """Each sample has its value under the pattern's ending, in a stream, by number, and in a mixture."""
+    """Each sample has its value under the pattern's ending, also by number and in a mixture."""
     dataset = ShardDataset(dotted, socket=daemon.socket, **choice, **options)
     for samples in (dataset, dataset.indexed(), Mixture({"a": dataset})):
         found = list(samples)
@@ -189,7 +189,7 @@ def test_members_in_webdatasets_further_formats_are_decoded(
 
 
 def test_samples_that_lack_a_member_are_errors_or_skipped(pictures: str, daemon: Daemon) -> None:
-    """An error goes to the handler; skipped samples are replaced like any other, so that ranks stay equal."""
+    """An error goes to the handler. Skipped samples are replaced, so ranks stay equal."""
     with pytest.raises(MissingMemberError, match="'000005' has no member 'cls'"):
         list(ShardDataset(pictures, members=("png", "cls"), socket=daemon.socket, on_error=reraise))
     skipping = ShardDataset(pictures, decode={"cls": int}, missing="skip", socket=daemon.socket)
@@ -236,7 +236,7 @@ def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
 def test_exceptions_that_end_a_worker_are_errors_of_the_function(
     door: str, ending: type[BaseException], daemon: Daemon, pictures: str
 ) -> None:
-    """torch's worker would end with it, silently or without its batches, which are then missing files."""
+    """torch's worker would end silently, or without its batches, which are then missing."""
 
     def fail(_: Any) -> Any:
         raise ending
@@ -265,7 +265,7 @@ def test_a_copy_counts_its_own_epochs(pictures: str, daemon: Daemon) -> None:
 
 
 def test_a_filter_needs_ranks_that_may_differ(pictures: str, daemon: Daemon) -> None:
-    """Ranks that train together would wait for each other; and one rank's state says nothing of the other's."""
+    """Ranks in step would wait for each other, and one's state says nothing of the other's."""
 
     def reader(rank: int, even: Even = None) -> ShardDataset[Any]:
         return ShardDataset(

@@ -1,4 +1,4 @@
-"""`select`, `subset` and `split`: datasets of some samples of their shards, as exact as any other dataset."""
+"""`select`, `subset` and `split`: datasets of some samples, as exact as any other dataset."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ Make = Callable[..., ShardDataset]
 
 
 def has_caption(key: str) -> bool:
-    """Return True for the samples with a caption: none in the first shard, all in the third, some in others."""
+    """Return True for samples with a caption: none of shard one, all of three, some of others."""
     number = int(key)
     return number >= COUNTS[0] and (number % 3 == 0 or sum(COUNTS[:2]) <= number < sum(COUNTS[:3]))
 
@@ -34,7 +34,7 @@ CHOSEN = [f"{number:06d}" for number in range(TOTAL) if has_caption(f"{number:06
 
 @pytest.fixture(scope="module")
 def train(folder: Path, daemon: Daemon) -> str:
-    """The index of shards of which some samples have a caption, with a table of the samples beside it."""
+    """The index of shards with some captions, and a table of the samples beside it."""
     source = folder / "select"
     source.mkdir()
     for number, count in enumerate(COUNTS):
@@ -67,7 +67,7 @@ def make(daemon: Daemon, train: str) -> Make:
     "options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_window": 0}], ids=str
 )
 def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any]) -> None:
-    """In the order of their numbers, or shuffled, each with its members; epochs differ, and the length is exact."""
+    """They come by number or shuffled, each with its members, and the length is exact."""
     dataset = make(**options)
     assert len(dataset) == len(CHOSEN)
     samples = list(dataset)
@@ -100,7 +100,7 @@ def test_ranks_and_workers_share_a_selection_exactly(make: Make) -> None:
 
 
 def test_a_selection_resumes_on_other_ranks(make: Make) -> None:
-    """Of an epoch that one process began, three read the rest: each sample once. Other selections refuse the state."""
+    """Three ranks read the rest of one's epoch once. Other selections refuse the state."""
     dataset = make(shuffle=True, seed=3)
     loader = dataset.loader(batch_size=4, num_workers=2, collate_fn=keys_of)
     begun = [key for batch in islice(loader, 5) for key in batch]
@@ -117,9 +117,7 @@ def test_a_selection_resumes_on_other_ranks(make: Make) -> None:
 
 
 def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daemon) -> None:
-    """Of one member of each sample, as the table keeps it; no shard is read for it, and none
-    without a selected sample is fetched. Older tables name the command.
-    """
+    """The table has it, so no shard is read for it, or fetched without a selected sample."""
     source = folder / "metadata"
     source.mkdir()
     for shard in range(3):
@@ -170,7 +168,7 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
 def test_split_is_the_same_in_every_process(
     make: Make, train: str, daemon: Daemon, by: Any
 ) -> None:
-    """Streamed, shuffled or by number, by any rank: two parts with no sample in common, and together all."""
+    """Its two parts, streamed, shuffled or by number, are disjoint and together all."""
     whole = ShardDataset(train, shuffle=True, socket=daemon.socket)
     parts = [set(keys_of(part)) for part in whole.split(0.8, 0.2, by=by)]
     assert len(parts[0]) + len(parts[1]) == len(parts[0] | parts[1]) == TOTAL
@@ -196,7 +194,7 @@ def test_split_is_the_same_in_every_process(
 def test_impossible_selections_say_why(
     make: Make, train: str, folder: Path, daemon: Daemon
 ) -> None:
-    """No index, no table, the table of another index, no sample left, samples never counted, those of a mixture."""
+    """No index, no or a wrong table, no sample left, samples never counted, or a mixture's."""
     source = folder / "select"
     with pytest.raises(ConfigError, match="needs a table of the samples") as caught:
         ShardDataset(f"{source}/*.tar", socket=daemon.socket).select(bool)

@@ -1,4 +1,4 @@
-"""Blocks of tokens read from a real daemon: by ranks, workers and numbers, resumed, mixed, and from written shards."""
+"""Blocks of tokens from a real daemon: by ranks, workers and numbers, resumed and mixed."""
 
 import json
 from collections import Counter
@@ -71,7 +71,7 @@ def test_ranks_read_each_block_once_and_resume_on_others(
     steps: int,
     shuffle: bool,
 ) -> None:
-    """Together they have what concatenating and cutting gives, although the job goes on with other ranks midway."""
+    """Together they give what concatenating and cutting does, though ranks change midway."""
     shards = numbered(sizes)
     blocks = expected(shards, length)
     url = write_token_shards(folder / f"any-{next(fresh)}", shards)
@@ -255,7 +255,7 @@ def test_token_blocks_refuse_options_for_members(
 
 
 def test_blocks_are_split_exactly_and_not_selected_by_documents(index: str, daemon: Daemon) -> None:
-    """Parts of a split have each block once between them; an index of documents cannot select blocks."""
+    """Parts of a split have each block once. An index of documents cannot select blocks."""
     dataset = ShardDataset(index, tokens=TokenBlocks(LENGTH), socket=daemon.socket)
     parts = [taken(part) for part in dataset.split(0.7, 0.3, seed=1)]
     assert Counter(chain(*parts)) == Counter(expected(numbered(SIZES), LENGTH))

@@ -1,4 +1,4 @@
-"""Endpoints for S3 clients: the object store itself, which says that a test is right, and a daemon's."""
+"""Endpoints for S3 clients: a daemon's, and the store's own, which proves the tests right."""
 
 import sys
 import tempfile
@@ -41,7 +41,7 @@ def endpoint(
     seaweedfs_server: SeaweedFS,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Endpoint]:
-    """The store's own endpoint, with its keys; and a daemon's, whose keys AWS clients ask a program for."""
+    """The store's own endpoint with its keys, or a daemon's with keys from a program."""
     store = seaweedfs_server
     with tempfile.TemporaryDirectory(prefix="shardcache-s3-") as name:
         folder = Path(name)

@@ -1,5 +1,4 @@
-"""Loaders of training data, none of them ours, over data in their own formats: arguments are
-LOADER, URL and FOLDER.
+"""Other projects' loaders over data in their own formats: arguments are LOADER, URL and FOLDER.
 
 Each prints, as JSON, the numbers of the samples of an epoch that are as they were written, in the
 order in which they came. With `write` in place of the url, the data is made in the folder.

@@ -1,5 +1,4 @@
-"""S3 clients, none of them ours, each of which reads a bucket in its own way: arguments are CLIENT,
-BUCKET, FOLDER.
+"""Other projects' S3 clients, each with its way to read: arguments are CLIENT, BUCKET, FOLDER.
 
 A client finds endpoint and credentials where it looks for them by itself: in the AWS variables and
 config file, or as its own documentation says. Each prints what it has read as JSON: the SHA-256 of
@@ -92,8 +91,7 @@ def awscli(bucket: str, folder: Path) -> Found:
 
 
 def s5cmd(bucket: str, folder: Path) -> Found:
-    """`s5cmd cp` of all, in parallel, the larger ones in parts; and `sync`, which finds nothing
-    left to copy.
+    """`s5cmd cp` of all, in parallel, and `sync`, which finds nothing left to copy.
 
     It has a variable of its own for the endpoint.
     """

@@ -37,7 +37,7 @@ def run(*arguments: str, env: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("loader", PACKAGES)
 def test_loader_reads_an_epoch(endpoint: Endpoint, tmp_path: Path, loader: str) -> None:
-    """Each sample once, byte for byte; the second job finds nothing that the first has downloaded."""
+    """Each sample comes once, byte for byte, and the second job has nothing of the first's."""
     if not find_spec(PACKAGES[loader]):
         pytest.skip(f"{PACKAGES[loader]} is not installed")
     written = tmp_path / "written"

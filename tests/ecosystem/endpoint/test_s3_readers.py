@@ -72,7 +72,7 @@ def tables(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def read(endpoint: Endpoint, client: str, bucket: str, folder: Path) -> dict[str, str]:
-    """Return what a client reads, in a process of its own: some keep what their environment first was."""
+    """Return what a client reads in its own process, as some keep their first environment."""
     if not find_spec(client):
         pytest.skip(f"{client} is not installed")
     folder.mkdir()

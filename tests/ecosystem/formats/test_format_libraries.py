@@ -1,4 +1,4 @@
-"""Formats as their own libraries write and read them: each sample of theirs is compared with ours, through a daemon."""
+"""Formats as their own libraries write and read them: every sample is compared with ours."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def described(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Yield rows with the types that most formats have: texts, numbers, bytes of any size, an array."""
+    """Yield rows of types that most formats have: texts, numbers, bytes and an array."""
     source = Random(1)
     for number in range(COUNT):
         yield {

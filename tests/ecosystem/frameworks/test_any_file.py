@@ -1,4 +1,4 @@
-"""Readers of other projects over `shardcache::` urls, and over folders that `shardcache get` makes, each once."""
+"""Other projects' readers over `shardcache::` urls, and folders that `shardcache get` makes."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ def test_tables_are_read_by_their_urls(
 
 @pytest.fixture
 def tables(folder: Path, moto: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A folder of S3 with a thousand rows as parquet and as JSON, and a shard, over a daemon with its credentials."""
+    """A folder of S3 with a table as parquet and JSON, and a shard, over its own daemon."""
     rows = pytest.importorskip("pandas").DataFrame({"n": range(1_000)})
     moto.put("d/t.parquet", rows.to_parquet())
     moto.put("d/t.json", rows.to_json(orient="records", lines=True).encode())

@@ -1,4 +1,4 @@
-"""transformers and datasets: what ShardTrainer resumes exactly, and errors where either would shard a second time."""
+"""transformers and datasets: ShardTrainer's exact resumption, and errors of double sharding."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +40,7 @@ Train = Callable[..., Shown]
 
 
 class Net(nn.Module):
-    """A model of one number, which notes the numbers that it is shown in training and in evaluation."""
+    """A model of one number, which notes what it is shown in training and in evaluation."""
 
     def __init__(self, largest: int = BATCH) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Net(nn.Module):
         self.evaluated: list[int] = []
 
     def forward(self, number: Tensor) -> dict[str, Tensor]:
-        """Return a loss and the logits. Raises RuntimeError for a batch that is too large, as CUDA does."""
+        """Return a loss and the logits. Raises RuntimeError for too large a batch, as CUDA does."""
         if self.training and len(number) > self.largest:
             raise RuntimeError("CUDA out of memory.")
         if self.training:
@@ -127,7 +127,7 @@ def train(tmp_path: Path) -> Train:
 
 
 def test_each_step_of_each_epoch_resumes(dataset: ShardDataset[Any], train: Train) -> None:
-    """From within an epoch, from its end, and from a run that was itself resumed; nothing else is decoded."""
+    """Any point of an epoch does, and so does a resumed run's. Nothing else is decoded."""
     whole = train(dataset)
     assert len(whole) == 2 * STEPS
     assert sorted(chain.from_iterable(whole[:STEPS])) == list(range(SAMPLES))
@@ -146,7 +146,7 @@ def test_steps_of_several_batches_resume(dataset: ShardDataset[Any], train: Trai
 
 
 def test_the_batch_size_that_fits_is_found(dataset: ShardDataset[Any], train: Train) -> None:
-    """With `auto_find_batch_size`, each attempt has smaller batches, and the last reads all epochs whole."""
+    """Each attempt of `auto_find_batch_size` has smaller batches, and the last reads all."""
     shown = train(dataset, largest=2, auto_find_batch_size=True)
     assert {len(batch) for batch in shown} == {2}
     assert [sorted(chain(*shown[:50])), sorted(chain(*shown[50:]))] == [list(range(SAMPLES))] * 2
@@ -172,7 +172,7 @@ def test_loader_of_unknown_length_resumes(dataset: ShardDataset[Any], train: Tra
 def test_epochs_of_one_step_follow_each_other(
     make: Make, train: Train, options: dict[str, int], is_filtered: bool
 ) -> None:
-    """Each in its own order, whether their length is known or not, also where a run is resumed after the first."""
+    """Each has its own order, of known length or not, and resumed after the first or not."""
     if is_filtered and "max_steps" not in options:
         pytest.skip("Trainer asks for max_steps where the length is unknown")
 
@@ -198,7 +198,7 @@ def test_steps_of_another_size_are_refused(dataset: ShardDataset[Any], train: Tr
 def test_a_checkpoint_without_a_position_is_refused(
     dataset: ShardDataset[Any], train: Train
 ) -> None:
-    """One that Trainer itself saved. The epoch may be read again; then Trainer's steps do not end with epochs."""
+    """Trainer itself saved it. The epoch may be read again, but then steps end elsewhere."""
     train(dataset, trainer=transformers.Trainer, num_train_epochs=1)
     with pytest.raises(ConfigError, match="no position"):
         train(dataset, 6)
@@ -248,7 +248,7 @@ def generated(dataset: Iterable[Any], **shards: Any) -> Any:
 
 @pytest.mark.usefixtures("two_ranks")
 def test_transformers_shard_of_a_rank_is_an_error(make: Make) -> None:
-    """transformers' own IterableDatasetShard raises it, too, and shares out what every rank reads whole."""
+    """Transformers' own IterableDatasetShard raises it, and shares out what all ranks read."""
     from transformers.trainer_pt_utils import IterableDatasetShard
 
     def share(dataset: ShardDataset) -> Any:
@@ -277,7 +277,7 @@ def test_datasets_split_of_a_rank_is_an_error(make: Make, index: str, daemon: Da
 
 
 def test_datasets_idle_workers_are_an_error(make: Make) -> None:
-    """Two workers for one shard of datasets' raise it, as one would read nothing; a shard for each of them is right."""
+    """Two workers for one shard raise it, as one would idle, but not for a shard each."""
     with pytest.raises(ConfigError, match="fewer shards"):
         next(iter(DataLoader(generated(make()), batch_size=None, num_workers=2)))
     loader = DataLoader(
@@ -306,14 +306,14 @@ def refused(socket: str, index: str, out: str) -> dict[str, str]:
 def test_trainer_with_its_own_loaders_is_refused(
     daemon: Daemon, index: str, tmp_path: Path
 ) -> None:
-    """Two processes: train, evaluate and predict raise the typed error on both, with the class to use instead."""
+    """Training, evaluation and prediction raise it on both processes, with the right class."""
     for errors in torchrun(refused, daemon.socket, index, tmp_path):
         assert list(errors) == ["train", "evaluate", "predict"]
         assert all("ShardTrainer" in error for error in errors.values()), errors
 
 
 def resumed(socket: str, index: str, out: str, how: str) -> list[list[int]]:
-    """Be one rank that trains steps of eight samples over a mesh, saving the fourth; or goes on from there alone."""
+    """Be one rank that trains over a mesh and saves the fourth step, or resume from it alone."""
     size, names = ((2, 2), ("dp", "tp")) if how == "divided" else ((4,), ("dp",))
     steps = {"max_steps": 8, "save_steps": 4, "per_device_train_batch_size": 8 // size[0]}
     arguments = transformers.TrainingArguments(output_dir=out, **OPTIONS, **steps)
@@ -328,7 +328,7 @@ def resumed(socket: str, index: str, out: str, how: str) -> list[list[int]]:
 
 
 def test_shard_trainer_resumes_on_another_mesh(daemon: Daemon, index: str, tmp_path: Path) -> None:
-    """The two ranks of a copy train on the same batches; after a resume, four ranks on batches of their own."""
+    """The two ranks of a copy share batches. On resume, four ranks have batches of their own."""
     ranks = torchrun(resumed, daemon.socket, index, tmp_path, "divided", ranks=4)
     assert ranks[0] == ranks[1]
     assert ranks[2] == ranks[3]

@@ -48,7 +48,7 @@ def printed(urls: str) -> list[str]:
 def test_notebooks_share_a_private_daemon_that_outlives_their_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first cell that reads starts it, loader workers read through it, and so does the next notebook's kernel."""
+    """The first cell that reads starts it, and workers and the next kernel read through it."""
     monkeypatch.setenv("JUPYTER_PATH", f"{sys.prefix}/share/jupyter")
     with (
         tempfile.TemporaryDirectory(prefix="shardcache-nb-") as name,

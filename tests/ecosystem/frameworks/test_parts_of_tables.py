@@ -1,4 +1,4 @@
-"""Readers of tables and arrays over `shardcache::` urls fetch the parts that they read, and no others."""
+"""Readers of tables and arrays over `shardcache::` urls fetch only the parts that they read."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ Read = Callable[[Any, Any, str], float]
 
 @pytest.fixture(scope="module")
 def table() -> bytes:
-    """A parquet file of five columns of random numbers, and one with the number of each row's group."""
+    """A parquet file of five columns of random numbers, and one of row groups' numbers."""
     numbers = numpy.random.default_rng(3)
     columns = {name: numbers.random(GROUPS * GROUP_ROWS) for name in "abcde"}
     columns["group"] = numpy.repeat(numpy.arange(float(GROUPS)), GROUP_ROWS)
@@ -52,7 +52,7 @@ def table() -> bytes:
 
 @contextmanager
 def counted(bucket: Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Have this process find a new cache; give a list, to which the number of parts that crossed is added last."""
+    """Give this process a new cache; yield a list that gets the number of parts sent."""
     parts: list[float] = []
     with FaultyProxy(bucket.server.endpoint_url) as network:
         flags = ("--range-part-size", str(PART_BYTES))
@@ -73,7 +73,7 @@ def of_duckdb(duckdb: Any, files: Any, url: str) -> float:
 
 
 def of_polars(polars: Any, files: Any, url: str) -> float:
-    """Lazily, by Arrow's dataset: polars itself reads all of a file that is no url of its own stores."""
+    """Arrow's dataset reads it lazily, where polars itself reads all of a foreign file."""
     table = polars.scan_pyarrow_dataset(
         pyarrow.dataset.dataset(url, filesystem=files, format="parquet")
     )
@@ -153,7 +153,7 @@ def test_chunk_of_a_zarr_shard_costs_its_own_parts(
 
 
 def test_lance_reads_no_such_urls(tmp_path: Path) -> None:
-    """Its stores are its own: such a table is read through the endpoint, or from a folder that `get` makes."""
+    """Its stores are its own, so the endpoint or a folder that `get` makes must serve."""
     lance = pytest.importorskip("lance")
     with pytest.raises((ValueError, OSError), match="shardcache"):
         lance.dataset(f"shardcache://file://{tmp_path}/t.lance")

@@ -1,4 +1,4 @@
-"""`shardcache_client.ray` on a Ray cluster of two nodes on this machine: Ray Data, and Ray Train's ranks."""
+"""`shardcache_client.ray` on a Ray cluster of two local nodes: Ray Data, and Train's ranks."""
 
 import subprocess
 import sys
@@ -37,8 +37,7 @@ pytestmark = [
 
 
 class TwoNodes:
-    """A cluster of two nodes with a CPU each, and this process as its driver; each node has a
-    socket of its own.
+    """A cluster of two nodes with a CPU and a socket each, and this process as its driver.
 
     Attributes:
         daemons: those of the nodes, not yet started.
@@ -107,7 +106,7 @@ def urls(moto_server: MotoS3) -> str:
 
 
 def test_shards_are_read_where_they_are_cached(cluster: TwoNodes, urls: str) -> None:
-    """A node reads what it has, the other what neither has; nothing is fetched twice until a node is killed."""
+    """Each node reads what it has, and nothing is fetched twice until a node is killed."""
     with pytest.raises(NoDaemonError, match="none of the 2 nodes"):
         read_shards(urls)
     with pytest.raises(ConfigError, match="on_error is 'sometimes'"):
@@ -134,7 +133,7 @@ def test_shards_are_read_where_they_are_cached(cluster: TwoNodes, urls: str) -> 
 
 
 def test_the_example_reads_each_epoch(moto_server: MotoS3, folder: Path, urls: str) -> None:
-    """The script of the docs, on a cluster that it starts itself, reads every sample in both epochs."""
+    """The docs' script, on a cluster that it starts itself, reads all samples each epoch."""
     with Daemon(folder, env=moto_server.env()) as daemon:
         env = clean_environment({"SHARDCACHE_SOCKET": str(daemon.socket)})
         command = [sys.executable, "with_ray_data.py", urls]
@@ -177,7 +176,7 @@ def test_ray_train_without_torchs_process_group(
 
 
 def test_tasks_on_a_node_without_a_daemon_share_a_private_one(folder: Path) -> None:
-    """Two tasks at a time, whichever starts it; it outlives the cluster's processes, for the next job."""
+    """Two tasks at a time share it, and it outlives the cluster's processes for the next job."""
 
     @ray.remote(num_cpus=1)
     def read(urls: str) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""The examples for frameworks, with and without torch, by those projects' own code on two processes, and killed."""
+"""The frameworks' examples, with and without torch, by those projects' code on two processes."""
 
 import json
 import shutil
@@ -61,8 +61,7 @@ def check_killed(
     command: tuple[list[str], list[str]],
     checkpoint: Callable[[int], str],
 ) -> Reports:
-    """Kill all processes of an example within its first epoch, and continue with one process from
-    the last checkpoint.
+    """Kill all processes of an example in its first epoch; go on with one from the last checkpoint.
 
     What the two ranks had been shown up to that, and what the one is shown, is every sample exactly
     once; the epochs after it are whole. Return what the one reported.
@@ -93,7 +92,7 @@ def run_and_kill(
     due: Callable[[], bool],
     limit_s: float = GUARD_S,
 ) -> None:
-    """Run an example until the kill is due, which must be within its first epoch; then kill all of its processes."""
+    """Run an example until the kill is due within its first epoch; then kill all processes."""
     job = start(daemon, out, command)
     try:
         eventually(lambda: due() or job.poll() is not None, limit_s=limit_s, pause_s=0.005)
@@ -105,7 +104,7 @@ def run_and_kill(
 
 
 def first_samples(daemon: Daemon, steps: int, *, num_workers: int) -> Counter[str]:
-    """Return the keys that the examples' loaders give all ranks in the first steps over the long shards."""
+    """Return the keys that the examples give all ranks in first steps over long shards."""
     seen = Counter(
         key for rank in range(RANKS) for key in _first_keys(daemon, rank, steps, num_workers)
     )
@@ -134,7 +133,7 @@ def test_usage_lines_work_as_they_stand(daemon: Daemon, tmp_path: Path, way: str
 
 
 def test_trainer_trains_evaluates_predicts_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs, each evaluated, and predictions for every sample; a run resumed within the second one reads on."""
+    """Three epochs, each evaluated, and all predictions. A run resumed in the second reads on."""
     epochs = check_resumed(daemon, tmp_path, torchrun("with_trainer.py"), "checkpoint-{}".format)
     samples = sum(VALIDATION)
     for predicted in map(
@@ -148,7 +147,7 @@ def test_trainer_trains_evaluates_predicts_and_resumes(daemon: Daemon, tmp_path:
 def test_one_process_of_trainer_resumes_where_two_were_killed_and_two_where_it_was(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Within the first and the second epoch; training ends after as many steps as if the two had never ended."""
+    """Training ends after as many steps, resumed within the first and the second epoch."""
     command = torchrun("with_trainer.py"), torchrun("with_trainer.py", ranks=1)
     alone = check_killed(daemon, tmp_path, command, "checkpoint-{}".format)
     saved = tmp_path / "saved"
@@ -175,7 +174,7 @@ def test_one_process_of_trainer_resumes_where_two_were_killed_and_two_where_it_w
 def test_one_process_of_accelerate_resumes_where_two_were_killed(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """In the middle of an epoch, each of whose samples is shown exactly once up to the checkpoint and after it."""
+    """Each sample of the epoch is shown exactly once up to the checkpoint and after it."""
     command = torchrun("with_accelerate.py"), torchrun("with_accelerate.py", ranks=1)
     check_killed(daemon, tmp_path, command, "step-{}".format)
 
@@ -190,7 +189,7 @@ def test_one_device_of_lightning_resumes_where_two_were_killed(
 
 @pytest.fixture
 def ray_env(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Variables for Ray, with a folder of its own for its sockets: pytest's may have too long a path."""
+    """Variables for Ray, with its own folder for sockets, as pytest's path may be too long."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(
         prefix="shardcache-ray-", ignore_cleanup_errors=True
@@ -206,7 +205,7 @@ def ray_checkpoints(run_folder: Path) -> list[Path]:
 
 @pytest.mark.usefixtures("ray_env")
 def test_ray_train_trains_and_resumes_under_its_own_name(daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs; a run resumed from a checkpoint of the last one reads on; each is listed by the name of its run."""
+    """Three epochs, resumed from a checkpoint of the last; each run is listed by its name."""
     command = ["with_ray.py", "s3://bucket/train/", "--storage", str(tmp_path / "storage")]
     epochs = run(daemon, tmp_path / "out", *command, "--name", "first-run", limit_s=RAY_LIMIT_S)
     for epoch in range(EPOCHS):
@@ -224,8 +223,7 @@ def test_ray_train_trains_and_resumes_under_its_own_name(daemon: Daemon, tmp_pat
 def test_one_worker_of_ray_train_resumes_where_two_were_killed(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Ray's own processes are killed with the job; each sample of the epoch is shown once up to the
-    checkpoint and on.
+    """Ray's own processes are killed as well, and each sample of the epoch is shown once.
 
     The newest checkpoint may have been written only in part; the one before it is whole.
     """
@@ -290,7 +288,7 @@ def launched(rank: int) -> dict[str, str]:
 def test_every_sample_once_and_an_exact_resume(
     daemon: Daemon, tmp_path: Path, ranks: type[list[Rank]]
 ) -> None:
-    """Three epochs, each in an order of its own; a run resumed within the second one goes on with the next batch."""
+    """Three epochs differ in order, and a run resumed in the second has the next batch next."""
     epochs = run_ranks(daemon, tmp_path / "out", *ranks("--checkpoints", str(tmp_path)))
     check_epochs(epochs)
     saved = tmp_path / f"step-{len(epochs['epoch 0'][0]) + 3}.json"
@@ -318,7 +316,7 @@ def test_datasets_shares_out_readers_and_resumes(daemon: Daemon, tmp_path: Path)
 def test_load_dataset_reads_cached_tars(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """datasets' own reader, on paths of cached shards: every sample once, and the shards released at the end."""
+    """The datasets package's reader gets every sample once, and releases the shards at the end."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     ranks = [(["with_load_dataset.py", SHARDS], launched(rank)) for rank in range(RANKS)]
     check_epochs(run_ranks(daemon, tmp_path / "out", *ranks), readers=1)

@@ -1,5 +1,4 @@
-"""The conftest.py of webdataset's test suite: its sdist lacks the file, and the data that the tests
-read.
+"""The conftest.py of webdataset's test suite, which its sdist lacks, and the tests' data.
 
 Copied into the unpacked sdist. The environment says where the data are served (SUITE_DATA_URL), and
 whether shardcache's WebDataset takes the place of webdataset's own (SUITE_DROP_IN).
@@ -34,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def count_samples_tuple(
     source: Iterable[Any], *checks: Callable[[Any], bool], n: int = 10_000
 ) -> int:
-    """Return how many samples there are, at most `n`, all of them tuples, lists or dicts that pass the checks."""
+    """Return the number of samples, at most `n`, all tuples, lists or dicts that pass."""
     count = 0
     for count, sample in enumerate(source, 1):
         assert isinstance(sample, tuple | list | dict)

@@ -1,4 +1,4 @@
-"""The tests of webdataset's suite that are left out, or that go another way with shardcache's WebDataset, and why."""
+"""The tests of webdataset's suite that are left out or go another way with ours, and why."""
 
 NETWORK = "reads a file of the internet, by webdataset's own cache, which the drop-in does not use"
 

@@ -1,4 +1,4 @@
-"""Data pipelines of other projects over a daemon: the recipes in docs/examples, run with those projects' own code."""
+"""Data pipelines of other projects over a daemon: recipes in docs/examples with their own code."""
 
 import importlib
 import io
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon, found by the environment, as in a training container; and torchvision, which the recipes import."""
+    """A daemon found by the environment, and torchvision, which the recipes import."""
     importlib.import_module("torchvision_on_cpu")
     with Daemon(tmp_path_factory.mktemp("daemon")) as daemon, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
@@ -86,14 +86,14 @@ def check(epochs: list[list[list[int]]]) -> None:
 def test_open_clip_reads_every_sample_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, options: list[str]
 ) -> None:
-    """Two ranks of two workers, two epochs in different orders; by a brace pattern, an index, or several urls."""
+    """Two ranks of two workers read two different epochs, by pattern, index or several urls."""
     check(open_clip(monkeypatch, f"{folder}/{url.replace('FOLDER', str(folder))}", BATCH, *options))
 
 
 def test_open_clip_mixes_parts_by_their_upsampling_factors(
     folder: Path, monkeypatch: pytest.MonkeyPatch, daemon: Daemon
 ) -> None:
-    """A part of three shards at factor 1 and one of a single shard at factor 3 give half of each epoch each."""
+    """Three shards at factor 1 and a single shard at factor 3 give half of each epoch each."""
     for name, pattern in (("large", "train-{0..2}.tar"), ("small", "train-3.tar")):
         made = shardcache(
             "index", f"{folder}/{pattern}", "-o", str(folder / f"{name}.json"), socket=daemon.socket
@@ -110,7 +110,7 @@ def test_open_clip_mixes_parts_by_their_upsampling_factors(
 def test_open_clip_reads_every_sample_in_epochs_that_it_rounds_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """60 samples are promised of 48, by batches of 5 for each of four workers: all come, and 12 come again."""
+    """60 samples are promised of 48, in batches of 5 from four workers, and 12 come again."""
     for ranks in open_clip(monkeypatch, f"{folder}/train-{{0..3}}.tar", 5):
         reads = Counter(number for numbers in ranks for number in numbers)
         assert len(reads) == TOTAL
@@ -184,7 +184,7 @@ def tokenize(text: str) -> list[torch.Tensor]:
 
 
 def test_timm_reads_every_sample_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By timm's own dataset and loader: training epochs in different orders, and an evaluation in the shards' order."""
+    """Training epochs of timm's own loader differ in order; evaluation has the shards' order."""
     importlib.import_module("with_timm")
     from timm.data import create_dataset, create_loader
 

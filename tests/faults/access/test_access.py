@@ -1,4 +1,4 @@
-"""Nothing is fetched from where it may not be, no path leaves the cache folder, and no text leaves its line."""
+"""Nothing is fetched from a forbidden place, and no path or text leaves where it belongs."""
 
 import io
 import json
@@ -80,7 +80,7 @@ def beset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[access.Ground]:
 
 @rows(access.ROWS)
 def test_hostile_urls_reach_nothing(row: Row, beset: access.Ground) -> None:
-    """Urls, redirects and indexes of the campaign reach neither canary nor secret, and all are answered."""
+    """The campaign's urls, redirects and indexes reach neither canary nor secret."""
     row.check(beset)
 
 
@@ -126,7 +126,7 @@ async def test_redirects_in_a_circle_end(server: Canary, fenced: Origins) -> Non
 async def test_credentials_do_not_follow_a_redirect_to_another_server(
     server: Canary, canary: Canary
 ) -> None:
-    """A table's headers go to the server that it is for; the server that it redirects to gets none of them."""
+    """The server that a table's headers are for gets them, and the one behind it gets none."""
     options = {
         "headers": {"X-Api-Key": "secret", "Authorization": "Bearer secret"},
         "client_kwargs": {"headers": {"X-Session": "secret"}, "cookies": {"session": "secret"}},
@@ -147,7 +147,7 @@ async def test_credentials_do_not_follow_a_redirect_to_another_server(
 async def test_a_name_that_leads_to_this_node_is_refused_by_default(
     canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Judged are the addresses that are connected to, so that a name which changes in between gains nothing."""
+    """The addresses of the connection count, so a name that changes in between gains nothing."""
     lead(monkeypatch, "innocent.example", "127.0.0.1")
     origins = Origins((), max_connections=4, redirect_guard=AllowList([]))
     with pytest.raises(NotAllowedError, match=r"innocent\.example resolves to 127\.0\.0\.1"):
@@ -163,7 +163,7 @@ async def test_a_name_that_leads_to_this_node_is_refused_by_default(
 async def test_s3_redirects_lead_nowhere_else(
     tmp_path: Path, server: Canary, canary: Canary
 ) -> None:
-    """A store that answers 301 or 307 with another place is an error; nobody else is asked with our signature."""
+    """A 301 or 307 to another place is an error, and nobody else gets our signature."""
     credentials = {"key": "k", "secret": "s", "endpoint_url": server.url("")}
     table = OriginTable.model_validate(
         {"match": "s3://", "region": "eu-west-1", "storage_options": credentials}
@@ -180,7 +180,7 @@ async def test_s3_redirects_lead_nowhere_else(
 
 
 def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Canary) -> None:
-    """Its entries are judged like urls that were asked for: one that leads outside is an error for all."""
+    """Its entries are judged like urls of a request: one that leads outside is an error."""
     (tmp_path / "secret.tar").write_bytes(DATA)
     with Daemon(tmp_path, "--allow", server.url("/data/")) as daemon:
         for entry in (
@@ -200,7 +200,7 @@ def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Can
 
 @pytest.mark.slow
 def test_a_link_leads_no_further_than_a_redirect(tmp_path: Path) -> None:
-    """Symbolic links within the allowed folder work; one that leads out of it opens nothing, file or folder."""
+    """Symbolic links work within the allowed folder, while those out of it open nothing."""
     allowed = tmp_path / "allowed"
     outside = tmp_path / "outside"
     for folder in (allowed / "sub", outside):
@@ -284,7 +284,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_members_of_a_tar_are_data(tmp_path: Path, daemon: Daemon) -> None:
-    """Absolute and climbing names are samples' keys, links and devices are no samples, and nothing is unpacked."""
+    """Absolute and climbing names are mere keys, links are no samples, nothing is unpacked."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "shard.tar").write_bytes(hostile_tar(outside))
@@ -301,7 +301,7 @@ def test_members_of_a_tar_are_data(tmp_path: Path, daemon: Daemon) -> None:
 
 
 def _outside(daemon: Daemon, folder: Path) -> Iterator[Path]:
-    """Yield what lies in `folder`, the daemon's own files left out: they come and go while one looks."""
+    """Yield what lies in `folder`, except the daemon's own files, which come and go."""
     own = daemon.cache_dir.parent
     return (path for path in folder.rglob("*") if path != own and own not in path.parents)
 
@@ -313,7 +313,7 @@ def _outside(daemon: Daemon, folder: Path) -> Iterator[Path]:
     ),
 )
 def test_a_version_is_a_name_and_nothing_else(name: str, daemon: Daemon) -> None:
-    """An ETag may be anything: what comes of it is a shard of such a version, or of none where it cannot be written."""
+    """Any ETag makes a shard of that version, or of none if it cannot be written."""
     with Canary() as server:
         server.etag = name
         server.files["/a.tar"] = make_tar(random_samples(2))
@@ -329,7 +329,7 @@ def test_a_version_is_a_name_and_nothing_else(name: str, daemon: Daemon) -> None
 
 @pytest.mark.slow
 def test_the_command_line_shows_names_and_obeys_none(tmp_path: Path, daemon: Daemon) -> None:
-    """Neither rich's markup in a url, nor a terminal's commands in a job's name or in what a server says."""
+    """Markup in a url and a terminal's commands in any name or message have no effect."""
     (tmp_path / "[red]a[link=x].tar").write_bytes(make_tar(random_samples(2)))
     daemon.request("POST", "/v1/warm", {"urls": [f"{tmp_path}/*.tar"]})
     with RawSession(daemon, job="\x1b]0;owned\x07\x1b[2J\u202e[red]job"):

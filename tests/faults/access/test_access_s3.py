@@ -193,7 +193,7 @@ def test_web_pages_are_refused(daemon: Daemon, path: str, header: dict[str, str]
 @pytest.mark.slow
 @needs_root
 def test_rules_are_those_of_the_user(bucket: Bucket, open_root: Path) -> None:
-    """A user's key opens what the socket would give to this user, by number and by group, and lists no more."""
+    """A user's key opens what the socket would give this user, by number and group, no more."""
     config = open_root / "shardcache.toml"
     config.write_text(
         f'[[allow]]\nprefix = "{bucket.url}/open/"\n\n[[allow]]\nprefix = "{bucket.url}/team/"\ngroups = [54399]\n'

@@ -1,4 +1,4 @@
-"""Secrets stay where they were put: in none of the places where people and programs look at the daemon."""
+"""Secrets stay where they were put, and show in no place where people or programs look."""
 
 import ast
 import json
@@ -95,7 +95,7 @@ def without_what_was_asked(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_secrets_show_nowhere(daemon: Daemon, server: Canary, tmp_path: Path) -> None:
-    """Log, status, listings, errors, process list, and every file of the cache, after successes and failures."""
+    """Log, status, errors, process list and cache files have none, even after failures."""
     said = exercise(daemon, server)
     shown = "".join(
         line
@@ -126,7 +126,7 @@ def test_secrets_show_nowhere(daemon: Daemon, server: Canary, tmp_path: Path) ->
 
 
 def test_signed_url_is_a_separate_shard(daemon: Daemon, server: Canary) -> None:
-    """Another signature is another url: nobody gets by a forged one what somebody else fetched by a good one."""
+    """A forged signature is another url, and does not get what a good one has fetched."""
     first, second = (server.url(f"/a.tar?sig={number}") for number in (1, 2))
     for url in (first, second, first):
         daemon.request("POST", "/v1/warm", {"urls": [url]})
@@ -135,7 +135,7 @@ def test_signed_url_is_a_separate_shard(daemon: Daemon, server: Canary) -> None:
 
 
 def test_samples_carry_no_signature(daemon: Daemon, server: Canary) -> None:
-    """`__url__` goes into logs and error messages of training scripts; the shard is read all the same."""
+    """`__url__` goes into logs and error messages of training, and the shard is still read."""
     samples = list(
         ShardDataset(server.url(f"/a.tar{SIGNED}"), socket=daemon.socket, timeout_s=GUARD_S)
     )
@@ -219,7 +219,7 @@ def _is_set(keywords: list[ast.keyword], name: str) -> bool:
 
 @pytest.mark.slow
 def test_data_that_is_read_is_never_run() -> None:
-    """No pickle, no marshal, no eval, no yaml, no shell in either package, but for the named exceptions."""
+    """Neither package has pickle, marshal, eval, yaml or a shell, but for named exceptions."""
     bad = _DANGEROUS | _CALLS | {".".join(names) for names in _METHODS} | {"shell=True"}
     found = {
         (os.path.relpath(path, root), name)

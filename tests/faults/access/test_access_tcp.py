@@ -51,7 +51,7 @@ def token_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", READABLE)
 def test_the_loopback_may_read(daemon: Daemon, port: int, path: str) -> None:
-    """Health, status, shards and the API's description come as over the socket, with what browsers need to behave."""
+    """Health, status, shards and the API's description come as over the socket."""
     answer = ask(port, path)
     assert answer.status == 200
     assert "json" in answer.headers["Content-Type"]
@@ -192,7 +192,7 @@ def test_a_port_in_use_is_an_error_that_names_it(port: int, daemon: Daemon) -> N
 
 @pytest.mark.slow
 def test_idle_connections_do_not_keep_others_out_of_the_socket(daemon: Daemon, port: int) -> None:
-    """However many connect by TCP and say nothing, the jobs' socket answers; the port does again when they are gone."""
+    """Silent TCP connections leave the jobs' socket in service, and the port once they are gone."""
     idle = [socket.create_connection(("127.0.0.1", port), timeout=GUARD_S) for _ in range(200)]
     try:
         assert json.loads(daemon.request("GET", "/v1/health"))["status"] == "ok"

@@ -98,7 +98,7 @@ def test_only_the_group_may_connect_and_read(daemon: Daemon, server: Canary) -> 
 
 
 def test_rules_hold_for_their_users_and_groups(daemon: Daemon, server: Canary) -> None:
-    """By uid, by a supplementary group, for nobody else; what somebody else had fetched is not handed out either."""
+    """A uid or a supplementary group is let in, and nobody else gets even cached shards."""
     urls = {name: server.url(f"/{name}/a.tar") for name in ("public", "alice", "models")}
     assert [warm(ALICE, daemon, urls[name]) for name in urls] == [
         "fetched",
@@ -139,7 +139,7 @@ def test_users_neither_see_nor_remove_shards_that_they_may_not_fetch(
 
 
 def test_others_get_no_rights_of_the_daemons_place_by_default(folder: Path) -> None:
-    """Without rules a member of the group can have neither local files fetched nor this node asked, by any notation."""
+    """A group member can have neither local files fetched nor this node asked without rules."""
     (folder / "secret.tar").write_bytes(make_tar(random_samples(1)))
     with Canary() as canary, Daemon(folder, "--group", GROUP.gr_name) as daemon:
         canary.files["/a.tar"] = make_tar(random_samples(1))

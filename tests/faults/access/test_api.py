@@ -104,7 +104,7 @@ STATUS = {
 
 
 class Operation(NamedTuple):
-    """Shape of its answer, or of each line of it; and, of a body, the fields that it needs and may have."""
+    """Shape of its answer or each of its lines, and a body's required and allowed fields."""
 
     answer: Shape
     is_stream: bool = False
@@ -164,7 +164,7 @@ def check(value: Any, shape: Shape, where: str = "answer") -> None:
 
 
 def ask(daemon: Daemon, key: tuple[str, str], body: object = None) -> int:
-    """Send a request and return the answer's status. Raises AssertionError if the answer has another shape."""
+    """Send a request; return the answer's status. Raises AssertionError for a wrong shape."""
     method, path = key
     status, text = daemon.answer(method, path, None if body is None else json.dumps(body).encode())
     operation = OPERATIONS[key]

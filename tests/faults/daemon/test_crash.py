@@ -101,7 +101,7 @@ async def aside(function: Callable[..., T], *args: object, **options: object) ->
 
 @pytest.fixture
 async def daemon(tmp_path: Path, faulty: FaultyS3) -> AsyncIterator[Daemon]:
-    """A daemon before a store that misbehaves; its calls block, so they run in threads next to the store."""
+    """A daemon before a store that misbehaves, for calls from threads, as they block."""
     running = Daemon(tmp_path, *FLAGS, env=faulty.env())
     await aside(running.start)
     yield running
@@ -112,7 +112,7 @@ async def daemon(tmp_path: Path, faulty: FaultyS3) -> AsyncIterator[Daemon]:
 async def test_finished_parts_outlive_the_daemon(
     daemon: Daemon, faulty: FaultyS3, end: Callable[[Daemon], object]
 ) -> None:
-    """After kill -9 or SIGTERM in the middle of a download, only the part that was missing is asked for again."""
+    """Only the missing part is asked for again after kill -9 or SIGTERM in a download."""
     url = faulty.put("a.tar", shard(0))
     last = (PARTS - 1) * PART_BYTES
     faulty.fail(Mischief.SILENCE, key="a.tar", times=1, start=last)
@@ -147,7 +147,7 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(
 
 
 async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
-    """The index file that was read last is used while the store is away, and has all that blocks of tokens need."""
+    """The last index file is used while the store is away, with all that blocks need."""
     faulty.put("0.tar", token_tar([[1, 2, 3], [4]]))
     row = {"url": "0.tar", "nsamples": 2, "ntokens": 4}
     url = faulty.put("index.json", json.dumps({"wids_version": 1, "shardlist": [row]}).encode())
@@ -181,7 +181,7 @@ async def begun(daemon: Daemon, url: str) -> asyncio.Task[Ran]:
 async def test_restart_does_not_disturb_readers(
     daemon: Daemon, faulty: FaultyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Files in hand stay readable, the rest comes from the next daemon, and nothing is said above the level INFO."""
+    """Open files stay readable, the rest comes from the next daemon, and logs stay at INFO."""
     urls = [faulty.put(f"{number}.tar", shard(number)) for number in range(3)]
     samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False))
     found = [(await aside(next, samples))["__key__"]]
@@ -204,7 +204,7 @@ async def test_restart_does_not_disturb_readers(
 async def test_hanging_store_and_readers_do_not_delay_the_exit(
     daemon: Daemon, faulty: FaultyS3
 ) -> None:
-    """A store that stalls, a warm that waits for it and readers that answer nothing: it ends with status 0."""
+    """It ends with status 0, though the store stalls and readers answer nothing."""
     url = stalled(faulty)
     warming = await begun(daemon, url)
     with RawSession(daemon, "deaf") as deaf, RawSession(daemon, "waiting") as waiting:
@@ -221,7 +221,7 @@ async def test_hanging_store_and_readers_do_not_delay_the_exit(
 
 
 async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3) -> None:
-    """One that has stopped to read its socket, with megabytes of answers before it, hears no goodbye and is left."""
+    """One that reads no more of its socket, with megabytes waiting, is left without goodbye."""
     with RawSession(daemon) as session:
         for request in range(10):
             session.send(type="resolve", id=request, urls=["s3://faulty/{0..9999}.tar"])
@@ -252,7 +252,7 @@ async def test_draining_daemon_says_so_and_refuses_new_work(
 
 
 async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3) -> None:
-    """A daemon over the same socket and folder waits for one that drains, and a job that comes then for both."""
+    """A daemon over the same socket and folder waits for one that drains, and a job for both."""
     warming = await begun(daemon, stalled(faulty))
     url = faulty.put("a.tar", shard(1))
     next_daemon = Daemon(daemon.root, *FLAGS, env=faulty.env())

@@ -1,4 +1,4 @@
-"""Too few descriptors: readers beyond the limit are refused, all others served, and no file is taken for damaged."""
+"""Too few descriptors: surplus readers are refused, and no file is taken for damaged."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ def connect(
 def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(
     tmp_path: Path, shard: Path
 ) -> None:
-    """Of twice as many readers as files, the refusals are typed, and a place that is given back is taken again."""
+    """Twice as many readers as files get typed refusals, and freed places are taken again."""
     files = 256
     with Daemon(tmp_path, spawn=limited(files)) as daemon:
         with ExitStack() as stack:
@@ -112,7 +112,7 @@ def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(
 
 @pytest.mark.slow
 def test_silent_connections_stop_no_established_session(tmp_path: Path, shard: Path) -> None:
-    """Those beyond the limit are refused at once, and their number takes no descriptor that the daemon needs."""
+    """Those beyond the limit are refused at once, and take no descriptor from the daemon."""
     with (
         Daemon(tmp_path, spawn=limited(256)) as daemon,
         RawSession(daemon) as session,
@@ -147,7 +147,7 @@ def test_silent_connections_of_one_user_stop_no_other_user(shard: Path) -> None:
 
 
 def test_lack_of_descriptors_ends_no_daemon_and_condemns_no_shard(tmp_path: Path) -> None:
-    """A running daemon that can open nothing continues once it can; whatever it could not read is taken for sound."""
+    """A daemon that can open nothing continues once it can, and takes unread files for sound."""
     with CacheRig(tmp_path, "--scrub-rate", "1GB", "--scrub-pause-s", "0") as rig:
         assert all(rig.read(number) for number in range(SHARDS))
         before = resource.prlimit(rig.daemon.pid, resource.RLIMIT_NOFILE)
@@ -192,8 +192,7 @@ class Greeter(asyncio.Protocol):
 
 
 async def test_acceptance_pauses_without_descriptors(tmp_path: Path) -> None:
-    """A connection that cannot be accepted does not keep the event loop busy, and is accepted
-    later.
+    """A connection that cannot be accepted leaves the event loop idle, and is accepted later.
 
     Without a pause it would be tried in each of a hundred turns of the loop.
     """
@@ -217,7 +216,7 @@ async def test_acceptance_pauses_without_descriptors(tmp_path: Path) -> None:
 
 
 async def test_first_request_has_its_time(tmp_path: Path) -> None:
-    """A silent connection is closed at the limit; one whose request has come is not, though it is older."""
+    """A silent connection is closed at the limit, an older one with a request is not."""
     limits = Limits(connections=9, per_user=9, first_request_s=0.05)
     with listening(tmp_path / "s") as sock, Acceptor(Greeter, lambda: limits).accepting(sock):
         asked, asking = await asyncio.open_unix_connection(str(tmp_path / "s"))

@@ -1,4 +1,4 @@
-"""Whatever comes in as bytes: an answer or a typed error. Kept inputs, random ones, and a short guided round."""
+"""Any bytes that come in give an answer or a typed error: kept, random and guided inputs."""
 
 import json
 import random
@@ -118,7 +118,7 @@ index_values = values | st.dictionaries(
 @example("[" * 100_000)
 @pytest.mark.slow
 def test_any_text_is_an_index_or_a_value_error(text: str) -> None:
-    """The rows of an index file have the types that they should have; anything else is refused with a reason."""
+    """The rows of an index file have the right types, or it is refused with a reason."""
     try:
         rows = [row for some in shardlist.read(text.encode()) for row in zip(*some, strict=True)]
     except ValueError as exn:
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_holds_itself_is_refused() -> None:
 def test_any_journal_claims_only_what_is_there(
     tmp_path_factory: pytest.TempPathFactory, journal: bytes, title: bool, part: bytes
 ) -> None:
-    """Whatever a crash or a hand left in it: a part counts as done only if its bytes have the checksum it was given."""
+    """A part counts as done only if its bytes have the checksum that it was given."""
     layout = Layout(tmp_path_factory.mktemp("j"))
     layout.partial.mkdir()
     obj = RemoteObject("s3://bucket/a.tar", "v1", len(part))

@@ -1,4 +1,4 @@
-"""The daemon and its readers are killed, and the power cut, in a sample of all places: `make faults` does all."""
+"""The daemon and its readers are killed, and power is cut, at sampled places of `make faults`."""
 
 import asyncio
 import os
@@ -34,13 +34,13 @@ def lived(zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPath
 @pytest.mark.slow
 @rows(kills.ROWS)
 def test_killed_daemon_loses_nothing_published(row: Row, lived: Ground) -> None:
-    """Published shards are served and not fetched again, parts are used, no byte is miscounted, nothing lies about."""
+    """Published shards are not fetched again, parts are used, and no byte is miscounted."""
     row.check(lived)
 
 
 @pytest.mark.slow
 def test_audit_notices_what_is_wrong(lived: Ground, tmp_path: Path) -> None:
-    """A shard lost, a byte changed, a file that nobody counts: each shows, so that their absence means something."""
+    """A lost shard, a changed byte and a stray file all show, so a clean audit means a lot."""
     story = lived.stories["verify, evict, count"]
     assert story.template is not None
     shutil.copytree(story.template, tmp_path / "cache")
@@ -55,7 +55,7 @@ def test_audit_notices_what_is_wrong(lived: Ground, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) -> None:
-    """The next daemon may write the same files: killed while a part is written, none leaves a writer behind."""
+    """The next daemon may write the same files, so none leaves a writer behind when killed."""
     source = lived.stories["fetch from S3"].source
     shim = Shim(tmp_path / "shim", tmp_path / "cache")
     env = source.env | {"SHIM_CONTROL": str(shim.path)}
@@ -75,7 +75,7 @@ def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) ->
 
 
 async def test_indexer_dies_with_its_daemon(tmp_path: Path) -> None:
-    """The next daemon may index the same shard: the file under its name must not be an orphan's any more."""
+    """The next daemon may index the same shard, and an orphan must not hold its file."""
     tar = tmp_path / "endless.tar"  # reading it waits for bytes that never come
     os.mkfifo(tar)
     parent = await asyncio.create_subprocess_exec(
@@ -119,14 +119,14 @@ asyncio.run(main())
 @pytest.mark.slow
 @rows(power.ROWS)
 def test_power_cut_leaves_only_right_shards_visible(row: Row, lived: Ground) -> None:
-    """Whatever of the unflushed reached the disk: shards that are visible are right, flushed ones are there."""
+    """Visible shards are right and flushed ones are there, whatever else reached the disk."""
     row.check(lived)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".part", ".idx"])
 def test_missing_flush_would_be_noticed(suffix: str, lived: Ground, tmp_path: Path) -> None:
-    """Were tars or sidecars not flushed before their names, some state would show it: the test can fail."""
+    """Some state would show a missing flush of tars or sidecars, so the test can fail."""
     story = lived.stories["fetch"]
     result = Result("a power cut without a flush")
     record = power.Record.of(lived.zygote, story, tmp_path / "p")

@@ -1,4 +1,4 @@
-"""Many rude readers, and inputs that stand for a lot: nothing of them is left, and the daemon's memory is bounded."""
+"""Many rude readers and outsized inputs leave nothing, and the daemon's memory is bounded."""
 
 import random
 import resource
@@ -49,7 +49,7 @@ def test_rude_readers_leave_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_answers_for_a_reader_that_never_listens_are_not_buffered(daemon: Daemon) -> None:
-    """A reader that never listens has one answer waiting for it, not hundreds, and others are answered meanwhile."""
+    """Such a reader has one answer waiting, not hundreds, and others are answered."""
     with RawSession(daemon, "other") as other, RawSession(daemon, "deaf") as deaf:
         other.ask("resolve", urls=[MANIFEST])
         before_bytes = daemon.status()["process"]["rss_bytes"]
@@ -65,7 +65,7 @@ def test_answers_for_a_reader_that_never_listens_are_not_buffered(daemon: Daemon
 def test_need_of_one_shard_is_handled_during_a_wait_for_many(
     daemon: Daemon, closed: list[str]
 ) -> None:
-    """However many shards a reader has asked for ahead, it is heard when it says that one of them is needed."""
+    """A reader is heard when it needs a shard, however many it has asked for ahead."""
     with RawSession(daemon) as session:
         session.plan(closed, list(range(MANY)))
         for position in range(MANY):
@@ -97,7 +97,7 @@ def data(tmp_path: Path) -> bytes:
 
 @pytest.mark.slow
 def test_many_open_ranges_take_little_memory(daemon: Daemon, tmp_path: Path, data: bytes) -> None:
-    """Of the reader as of the daemon; each file gives its own bytes, and the daemon keeps nothing of closed ones."""
+    """Reader and daemon take little, and each file gives its own bytes until it is closed."""
     files = ShardcacheFileSystem("file", socket=daemon.socket, block_size=1)
     with ExitStack() as opened:
         before_bytes = (rss_bytes(), daemon.status()["process"]["rss_bytes"])
@@ -136,7 +136,7 @@ def test_open_range_beyond_the_limit_is_refused_and_the_others_read_on(
 def test_file_that_is_read_byte_by_byte_takes_little_memory(
     daemon: Daemon, tmp_path: Path, data: bytes
 ) -> None:
-    """Forwards, bytes come from those that were read ahead; backwards, each is a range of its own."""
+    """Bytes forwards come from those read ahead, and each one backwards is its own range."""
     files = ShardcacheFileSystem("file", socket=daemon.socket)
     before_bytes = (rss_bytes(), daemon.status()["process"]["rss_bytes"])
     with files.open(tmp_path / "data") as file:
@@ -161,7 +161,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[memory.Ground]:
 @pytest.mark.slow
 @rows(memory.ROWS)
 def test_hostile_input_takes_no_more_memory_than_it_may(row: Row, small: memory.Ground) -> None:
-    """By the peak of a daemon and its processes: hostile inputs end in typed errors, large honest ones in answers."""
+    """Hostile inputs end in typed errors, large honest ones in answers, by peak memory."""
     result = row.play(small, QUICK)
     assert not result.wrong, result.first_failure
     assert not result.untyped, result.first_failure
@@ -169,7 +169,7 @@ def test_hostile_input_takes_no_more_memory_than_it_may(row: Row, small: memory.
 
 @pytest.mark.slow
 def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
-    """A reader gets half of --plan-memory and all readers the whole; who is refused may plan less, or wait."""
+    """A reader gets half of --plan-memory, all get the whole; others may plan less or wait."""
     url = f"file://{tmp_path}/a.tar"
     with Daemon(tmp_path, "--plan-memory", "1MiB") as daemon, RawSession(daemon) as waiting:
         with RawSession(daemon) as first, RawSession(daemon) as second:
@@ -194,7 +194,7 @@ def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
     ("space", "member"), [("", ""), (" " * 600_000, ""), ("", '"' + "x" * 200_000 + '", ')]
 )
 def test_an_index_is_read_row_by_row_like_any_json(space: str, member: str) -> None:
-    """Spaces, long rows, numbers at the end of a piece and further members are read as `json.loads` reads them."""
+    """Spaces, long rows, split numbers and further members are read as by `json.loads`."""
     rows = [
         f'{{"url": "{"d" * length}/a.tar", "nsamples": {length}}}' for length in range(8_000, 8_060)
     ]
@@ -221,7 +221,7 @@ def test_an_index_has_a_limit() -> None:
 
 
 def test_an_index_of_wide_characters_takes_no_more_memory() -> None:
-    """One character that takes four bytes of memory does not make those of the whole file as wide."""
+    """One character of four bytes does not make all others of the file as wide in memory."""
     rows = ",".join(f'{{"url": "{number}{"d" * 8_000}.tar"}}' for number in range(2_000))
     index = f'{{"shardlist": [{{"url": "\N{DROMEDARY CAMEL}.tar"}}, {rows}]}}'.encode()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""The daemon goes and comes back while jobs read: no sample is lost, none comes twice, and what differs is said."""
+"""The daemon goes and comes back while jobs read: no sample is lost, and none comes twice."""
 
 import os
 import tempfile
@@ -45,7 +45,7 @@ def read_on() -> Iterator[restarts.Ground]:
 def test_jobs_read_the_same_however_often_the_daemon_goes(
     row: Row, read_on: restarts.Ground
 ) -> None:
-    """Killed, stopped, replaced, emptied and frozen under readers: every epoch is what an undisturbed job reads."""
+    """Every epoch is an undisturbed job's, though the daemon is killed, replaced or frozen."""
     row.check(read_on)
 
 
@@ -79,7 +79,7 @@ def replaced_by(
 def test_reader_created_during_a_restart_waits_for_the_next_daemon(
     end: Callable[[Daemon], object], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last daemon may have been killed or have stopped: datasets and files are there once another starts."""
+    """Datasets and files are there once another daemon starts, however the last one ended."""
     urls = [f"file://{path}" for path in sorted(folder.glob("*.tar"))]
     with Daemon(folder) as daemon, ThreadPoolExecutor() as threads:
         end(daemon)
@@ -130,7 +130,7 @@ def test_a_daemon_too_small_for_this_says_so(folder: Path) -> None:
 
 
 def test_readers_come_back_spread_out() -> None:
-    """Readers that lose one daemon at one moment do not try again at one moment, and none pauses over two seconds."""
+    """Readers that lose a daemon together retry at different moments, within two seconds."""
     outages = [Outage(NoDaemonError("gone", url="s.sock"), begun_s=0.0) for _ in range(256)]
     for bound_s in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0):
         pauses = sorted(outage.draw_s() for outage in outages)

@@ -1,4 +1,4 @@
-"""Odd clients and stores at the S3 endpoint: right bytes or errors that say what happened, and never a hang."""
+"""Odd clients and stores at the S3 endpoint: right bytes or clear errors, and no hang."""
 
 import asyncio
 import http.client
@@ -137,7 +137,7 @@ def test_a_client_that_reads_nothing_is_cut_off(daemon: Daemon, bucket: Bucket) 
 def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(
     patient: Daemon, bucket: Bucket
 ) -> None:
-    """The cache makes room for others beside what it holds; the client gets the rest whenever it reads on."""
+    """The cache makes room for others beside what it holds, and it gets the rest later."""
     read(patient, f"/{bucket.name}/large-0")
     with RawClient(patient, f"/{bucket.name}/large-0") as client:
         client.head()
@@ -150,7 +150,7 @@ def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(
 def test_clients_that_read_nothing_keep_no_space_from_a_job(
     patient: Daemon, bucket: Bucket
 ) -> None:
-    """Their objects fill the cache as a whole; each gets the rest of its own in pieces whenever it reads on."""
+    """Their objects fill the cache, yet each client gets the rest whenever it reads on."""
     with RawSession(patient, job="trains") as job, ExitStack() as opened:
         paths = [f"/{bucket.name}/large-{number}" for number in (0, 1)]
         clients = [opened.enter_context(RawClient(patient, path)) for path in paths]
@@ -359,7 +359,7 @@ async def test_errors_of_the_store_have_their_codes(
 async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(
     faulty: FaultyS3, tmp_path: Path
 ) -> None:
-    """Nor do pieces of an object that is larger than the cache: each is of the version that the head names."""
+    """Each piece is of the version that the head names, even if the cache is too small."""
     faulty.put("large", LARGE)
     faulty.hold("large", start=2 * PART_BYTES, times=100)
     daemon = Daemon(tmp_path, *DOOR, "--listing-ttl-s", "0", capacity="20MB", env=faulty.env())
@@ -381,7 +381,7 @@ async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(
 
 
 async def test_a_range_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path) -> None:
-    """Its first part is with the client before the store gives the next, and is fetched by itself."""
+    """Its first part, fetched by itself, is sent before the store gives the next."""
     faulty.put("large", LARGE)
     for start in (RANGE_PART_BYTES, MAX_REQUEST_BYTES):
         faulty.hold("large", start=start, times=100)

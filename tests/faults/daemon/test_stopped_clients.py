@@ -1,4 +1,4 @@
-"""A client that was stopped beyond its time limit, as by a debugger or a checkpoint, goes on where it was."""
+"""A client that was stopped beyond its time limit, as by a debugger, goes on where it was."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def node() -> Iterator[Daemon]:
 def test_client_that_was_stopped_beyond_its_limit_reads_on(
     node: Daemon, tmp_path: Path, restarts: bool
 ) -> None:
-    """Before whichever of its messages it was stopped, and also if its connection was lost meanwhile."""
+    """Any of its messages may be next, and its connection may be lost meanwhile."""
     path = tmp_path / "data"
     path.write_bytes(DATA)
     arguments = [sys.executable, "-c", CLIENT, str(node.socket), str(path), str(LIMIT_S)]

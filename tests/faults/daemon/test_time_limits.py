@@ -1,5 +1,4 @@
-"""A wait for a daemon that does not answer ends at its limit, wherever the daemon stopped, and says
-how long it was.
+"""A wait for a daemon that does not answer ends at its limit, and says how long it was.
 
 Steps that had limits of their own took 5, 10 or 60 seconds on top. The bounds here are far above
 the limits that the waits are given, and below what these steps took.
@@ -82,7 +81,7 @@ def silent(peer: Peer) -> None:
 
 @pytest.mark.slow
 def test_unanswered_question_for_the_reason_ends_with_the_wait(folder: Path) -> None:
-    """A daemon that answers neither the request nor why it does not is given up at the limit, and named."""
+    """A daemon that does not answer, nor say why, is given up at the limit, and named."""
     with session_at(folder / "s.sock", begun()) as (session, heard):
         lease = session.lease(0)
         late = r"did not arrive within 0\.5 s: the daemon does not answer"
@@ -93,7 +92,7 @@ def test_unanswered_question_for_the_reason_ends_with_the_wait(folder: Path) -> 
 
 @pytest.mark.parametrize("next_daemon", first_quick([welcomed(), silent]))
 def test_reconnect_ends_with_the_wait(folder: Path, next_daemon: Script) -> None:
-    """The next daemon is silent after the handshake, or after its welcome: neither gets a limit of its own."""
+    """The next daemon is silent after its handshake or welcome, and gets no limit of its own."""
     lost = begun(Peer.hear, stays=False)
     with session_at(folder / "s.sock", lost, *[next_daemon] * 20) as (session, _):
         lease = session.lease(0)
@@ -121,7 +120,7 @@ def test_handshake_of_a_reconnect_ends_with_the_wait(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_full_socket_does_not_outlast_the_wait(folder: Path) -> None:
-    """A daemon that stops in the middle of a session takes no more bytes than a socket's buffer holds."""
+    """A daemon that stops in mid-session takes no more bytes than a socket's buffer holds."""
     (path,) = write_shards(folder, 1, 3)
     urls = [f"s3://bucket/{number:060d}.tar" for number in range(20_000)]
     with Daemon(folder) as daemon:
@@ -135,7 +134,7 @@ def test_full_socket_does_not_outlast_the_wait(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_stopped_daemon_ends_every_wait_at_its_limit(folder: Path) -> None:
-    """Readers of samples, new readers and readers of files each get the error of a frozen daemon in time."""
+    """Readers of samples or files, and new ones, each get a frozen daemon's error in time."""
     urls = [f"file://{path}" for path in write_shards(folder, 8, 3)]
     with Daemon(folder) as daemon:
         dataset = ShardDataset(urls, socket=daemon.socket, timeout_s=1.0)

@@ -61,7 +61,7 @@ def spoken(draw: st.DrawFn) -> ProtocolRange:
 
 @given(spoken(), spoken())
 def test_the_newest_that_both_speak_is_chosen(daemon: ProtocolRange, client: ProtocolRange) -> None:
-    """It is the best of all that both know; where there is none, whoever is behind is to be upgraded."""
+    """It is the best that both know. Without one, whoever is behind has to be upgraded."""
     common = set(range(daemon.oldest, daemon.newest + 1)) & set(
         range(client.oldest, client.newest + 1)
     )

@@ -1,4 +1,4 @@
-"""When a session leaves the node's daemon for a private one, and returns; no sample is lost or repeated."""
+"""A session leaves the node's daemon for a private one and returns, without lost samples."""
 
 import errno
 import itertools
@@ -74,7 +74,7 @@ def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S) -
 
 
 def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
-    """Read a plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
+    """Read a plan as a dataset does: one shard asked for ahead, each in hand for a while."""
     shard_source.declare(plan)
     window = ShardWindow(shard_source, plan, partial=None)
     held = []
@@ -94,7 +94,7 @@ def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator
 @pytest.mark.parametrize("shards_in_hand", [1, 3])
 @pytest.mark.slow
 def test_reading_goes_on_and_returns(root: Path, plan: Plan, shards_in_hand: int) -> None:
-    """A daemon dies in the middle of each of two shards and comes back: every sample comes once, and it lends again."""
+    """A daemon dies in each of two shards and returns: samples come once, and it lends again."""
     with Daemon(root) as daemon:
         shard_source = session(daemon.socket, retry_s=0.0)
         read = []
@@ -114,7 +114,7 @@ def test_reading_goes_on_and_returns(root: Path, plan: Plan, shards_in_hand: int
 def test_bad_disk_is_avoided_with_one_warning(
     root: Path, plan: Plan, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Shards that a daemon cannot keep come from the origin, with one warning; the daemon is asked again later."""
+    """Shards that a daemon cannot keep come from the origin, and it is asked again later."""
     socket = root / "s.sock"
 
     def script(peer: Peer) -> None:
@@ -132,7 +132,7 @@ def test_bad_disk_is_avoided_with_one_warning(
 
 
 def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> None:
-    """The daemon dies while a shard arrives of which samples were given: the rest of that shard follows, once."""
+    """The daemon dies while a shard arrives, whose other samples follow, once each."""
     folder = plan.shards[0].url.rpartition("/")[0]
     shards = tuple(resolve(DaemonChoice(None), ReaderIdentity("job"), [f"{folder}/"], GUARD_S))
     path = Path(shards[0].url.removeprefix("file://"))
@@ -156,7 +156,7 @@ def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 def test_bad_disk_is_used_again_once_it_is_well(root: Path, plan: Plan) -> None:
-    """While the disk fails at every change samples come through the private daemon, then from the node's."""
+    """Samples come through the private daemon while the disk fails, then from the node's."""
     shim = Shim(root / "shim", root=root / "cache")
     with Daemon(root, env=shim.env()) as daemon:
         shim.arm(Action.FAIL, times=FOR_EVER, ops=CHANGES, error=errno.EIO)
@@ -215,7 +215,7 @@ def test_useless_daemon_is_left_and_named(
     why: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Another release, a cache folder not mounted here, files damaged, a frozen process: read past, and named."""
+    """Another release, a missing mount, damaged files or a frozen process is read past."""
     socket = root / "s.sock"
     with scripted(socket, script):
         assert list(keys(session(socket, grace_s=0.5), plan)) == KEYS
@@ -233,7 +233,7 @@ def test_useless_daemon_is_left_and_named(
 def test_errors_of_the_origin_do_not_lead_to_the_fallback(
     root: Path, plan: Plan, error: ShardcacheError
 ) -> None:
-    """A refusal, and whatever the store says, reaches the reader as it is, though the store would have let it read."""
+    """A refusal or an error of the store reaches the reader as it is, without a detour."""
     socket = root / "s.sock"
 
     def script(peer: Peer) -> None:
@@ -247,7 +247,7 @@ def test_errors_of_the_origin_do_not_lead_to_the_fallback(
 
 @pytest.mark.slow
 def test_refusal_of_a_daemon_that_came_back_is_obeyed(root: Path, plan: Plan) -> None:
-    """A daemon that comes back with an --allow of its own ends the detour and refuses: it is not read past."""
+    """A daemon that comes back with its own --allow ends the detour, and is not read past."""
     with Daemon(root) as lax:
         samples = keys(session(lax.socket, retry_s=0.0), plan)
         assert [next(samples) for _ in range(SAMPLES)] == KEYS[:SAMPLES]
@@ -259,7 +259,7 @@ def test_refusal_of_a_daemon_that_came_back_is_obeyed(root: Path, plan: Plan) ->
 def test_error_of_the_private_daemon_is_raised_if_both_fail(
     root: Path, plan: Plan, home: PrivateHome
 ) -> None:
-    """Without a daemon of the node and a place for a private cache, the error is that of the place."""
+    """A place for the cache is missing, too, and the error is about the place."""
     home.kill()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDCACHE_CACHE_DIR", "/proc/nowhere")

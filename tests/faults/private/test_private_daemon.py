@@ -1,4 +1,4 @@
-"""A user's private daemon: started by whoever reads first, shared, kept apart by credentials, and safe from others."""
+"""A user's private daemon: started by the first reader, shared, and safe from others."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ IS_ROOT = os.geteuid() == 0
 
 @pytest.mark.slow
 def test_processes_that_start_at_once_share_one_daemon(root: Path, home: PrivateHome) -> None:
-    """Each of six processes reads everything; one has started the daemon, and says where it is and how to stop it."""
+    """Each of six processes reads everything. One has started the daemon, and tells of it."""
     readers = [start_reader(root) for _ in range(6)]
     outputs = [reader.communicate(timeout=GUARD_S) for reader in readers]
     assert [out.split() for out, _ in outputs] == 6 * [KEYS]
@@ -39,7 +39,7 @@ def test_processes_that_start_at_once_share_one_daemon(root: Path, home: Private
 
 @pytest.mark.slow
 def test_daemon_survives_the_job_that_started_it(root: Path, home: PrivateHome) -> None:
-    """After kill -9 of the whole process group, the next job finds the same daemon and what it has cached."""
+    """The next job finds the same daemon and cache after kill -9 of the process group."""
     reader = start_reader(root, "stop", start_new_session=True)
     assert reader.stdout is not None
     assert reader.stdout.readline().strip() == KEYS[0]
@@ -88,7 +88,7 @@ while True:
 def test_readers_survive_a_kill_of_the_daemon_while_it_starts(
     root: Path, home: PrivateHome
 ) -> None:
-    """Three times, the command or the daemon that it forks is killed before it serves; no reader fails."""
+    """No reader fails, though the command or its daemon is killed three times at the start."""
     command = [sys.executable, "-c", KILL, str(home.runtime)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -108,7 +108,7 @@ def test_readers_survive_a_kill_of_the_daemon_while_it_starts(
 def test_other_credentials_get_another_daemon(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither socket nor cache folder is shared between credentials, and no name or log of theirs has any of them."""
+    """Neither socket nor cache folder is shared, and no name or log of theirs shows any."""
     assert read(root) == KEYS
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     assert read(root) == KEYS
@@ -126,7 +126,7 @@ def test_other_credentials_get_another_daemon(
 def test_variables_that_grant_no_access_do_not_divide_daemons(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs, ranks and temporary directories may differ: `shardcache status` and another job find the same daemon."""
+    """Jobs, ranks and temporary folders may differ: `shardcache status` finds the daemon."""
     assert read(root) == KEYS
     for name, value in {
         "RANK": "3",
@@ -152,7 +152,7 @@ def test_variables_that_grant_no_access_do_not_divide_daemons(
 def test_idle_daemon_ends_and_stays_while_it_is_used(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends after its last session, without a trace but the cache and its log, and is started again when needed."""
+    """It ends after its last session, leaves only cache and log, and is started if needed."""
     monkeypatch.setenv("SHARDCACHE_IDLE_EXIT_S", "1")  # long enough for a slow reader to connect
     samples = iter(ShardReader(f"{root}/data/", timeout_s=GUARD_S, epochs=1))
     next(samples)
@@ -170,7 +170,7 @@ def test_idle_daemon_ends_and_stays_while_it_is_used(
 
 @pytest.mark.slow
 def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
-    """`shardcache stop` waits for their end; without any, its exit code is that of a missing daemon."""
+    """`shardcache stop` waits for their end. Without any, it exits as for a missing daemon."""
     assert shardcache("stop").code == 3
     assert shardcache("serve", "--private").code == 0
     again = shardcache("serve", "--private", "--json")
@@ -181,7 +181,7 @@ def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
 
 
 def test_stop_goes_on_after_a_daemon_that_cannot_be_stopped(root: Path, home: PrivateHome) -> None:
-    """The other daemon is stopped, and is in the result, after which comes the error of the first."""
+    """The other daemon is stopped and in the result, after which the first's error comes."""
     assert shardcache("serve", "--private").code == 0
     (path,) = home.running()
     full = path.with_name("0.sock")  # the first of the folder
@@ -215,7 +215,7 @@ def test_stop_says_that_readers_will_start_another(root: Path, home: PrivateHome
 
 @pytest.mark.slow
 def test_stop_names_the_process_of_a_frozen_daemon(root: Path, home: PrivateHome) -> None:
-    """A daemon that does not answer cannot be asked to stop; the remedy is the command that ends it."""
+    """A daemon that does not answer cannot be asked to stop, so the remedy is a command."""
     assert shardcache("serve", "--private").code == 0
     (pid,) = home.pids()
     os.kill(pid, signal.SIGSTOP)
@@ -239,7 +239,7 @@ def test_stop_names_the_process_of_a_frozen_daemon(root: Path, home: PrivateHome
 def test_folder_that_could_be_anothers_is_refused(
     root: Path, home: PrivateHome, spoil: object, why: str
 ) -> None:
-    """A link, a folder that others may enter, and another user's: no socket in it is used, and none is created."""
+    """No socket is used or made behind a link, in a shared folder, or in another user's."""
     folder = home.runtime / "shardcache-private"
     spoil(folder)  # type: ignore[operator]
     with pytest.raises(DaemonError) as refused:
@@ -252,7 +252,7 @@ def test_folder_that_could_be_anothers_is_refused(
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
 def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> None:
-    """A process of another user that listens at this user's socket, however it came there, is not talked to."""
+    """A process of another user that listens at this user's socket is not talked to."""
     assert read(root) == KEYS
     (path,) = home.running()
     home.kill()
@@ -280,7 +280,7 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
 def test_daemon_that_cannot_be_reached_keeps_its_folder(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither at its own socket nor at that in its cache: the second daemon takes another folder."""
+    """The second daemon, which finds neither of the first's sockets, takes another folder."""
     assert read(root) == KEYS
     (socket,) = home.caches.glob("*/*.sock")
     socket.unlink()
@@ -317,7 +317,7 @@ os.read(0, 1)
 def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(
     root: Path, home: PrivateHome
 ) -> None:
-    """DataLoaders' workers that another thread forks meanwhile outlive the daemon, whose successor starts."""
+    """Workers that another thread forks outlive the daemon, and its successor still starts."""
     job = subprocess.Popen(
         [sys.executable, "-c", FORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -361,7 +361,7 @@ NETWORK = "30 22 0:40 / / rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2
 def test_relative_folder_of_the_cache_is_that_of_the_starter(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon changes to the root folder; its cache is where the folder was checked and locked."""
+    """The daemon changes to the root folder, but its cache stays where it was checked."""
     monkeypatch.chdir(root)
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     assert read(root) == KEYS
@@ -369,7 +369,7 @@ def test_relative_folder_of_the_cache_is_that_of_the_starter(
 
 
 def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome) -> None:
-    """With the line to type. The process is made to see a table of mounts in which its disk is a server's."""
+    """The error has the line to type, for a mount table in which the disk is a server's."""
     (root / "mounts").write_text(NETWORK)
     see = 'mount --bind "$1/mounts" /proc/$$/mountinfo && shift && exec "$@"'
     command = ("unshare", "--mount", "sh", "-c", see, "sh", str(root), sys.executable)
@@ -400,7 +400,7 @@ def test_node_with_a_daemon_that_is_down_gets_no_private_one(root: Path, home: P
 
 @pytest.mark.slow
 def test_cached_paths_and_indexed_samples_come_through_it(root: Path, home: PrivateHome) -> None:
-    """Everything that opens a session finds it, also where the argument asks for it although the node has a daemon."""
+    """All that open a session find it, also if asked for on a node that has a daemon."""
     with cached_paths(f"{root}/data/") as paths:
         assert all(Path(path).is_relative_to(home.caches) for path in paths)
     with pytest.MonkeyPatch.context() as patch:

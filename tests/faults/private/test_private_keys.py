@@ -1,4 +1,4 @@
-"""Temporary keys of a user's jobs: renewed ones reach the daemon that is there, and older ones do no harm."""
+"""Temporary keys of a user's jobs: renewed ones reach the daemon, and old ones do no harm."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ def fill(store: FaultyS3) -> list[str]:
 
 
 def use(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch) -> None:
-    """Have this process the temporary keys of an id, and of its renewals, none of which is in a file."""
+    """Give this process the temporary keys of an id and its renewals, none from a file."""
     use_user(keys, store, patch)
     patch.setenv("AWS_SESSION_TOKEN", f"token-of-{keys}")
     patch.setenv("AWS_CREDENTIAL_EXPIRATION", f"of {keys}")
@@ -72,7 +72,7 @@ def caches(home: PrivateHome) -> list[Path]:
 async def test_renewed_keys_reach_the_daemon_that_is_there(
     home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One daemon, and one cache, of which nothing is fetched again; the former keys are refused by then."""
+    """One daemon and cache fetch nothing again, though the former keys are refused by then."""
     first, second = fill(faulty)
     use("old", faulty, monkeypatch)
     faulty.access_key = "old"
@@ -113,7 +113,7 @@ async def test_jobs_of_two_roles_share_a_daemon(
     faulty: FaultyS3,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each reads what its own keys permit, whichever were handed over last; what neither may read is denied."""
+    """Each reads what its own keys permit, in any order, and is denied what neither may."""
     urls = {
         key: faulty.put(f"{key}/a.tar", make_tar([{"__key__": key, "txt": b"text"}]))
         for key in ("one", "two")
@@ -163,7 +163,7 @@ async def test_keys_of_all_sessions_that_last_are_used(
 async def test_keys_of_the_session_that_reads_sign_its_requests(
     home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of its plan that nobody waits for yet, too: no other key of the user's is in the store's log."""
+    """The store's log has no other key of the user's, even for shards fetched ahead."""
     roles = ["one", "two", "three"]
     urls = {
         role: [
@@ -234,7 +234,7 @@ async def test_commands_hand_over_renewed_keys(
 async def test_keys_that_have_expired_do_not_displace_newer_ones(
     home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that began long ago reads on with those of another, also where the daemon has just met both."""
+    """An old job reads on with the keys of another, even if the daemon has just met both."""
     first, second = fill(faulty)
     use("new", faulty, monkeypatch)
     faulty.access_key = "new"

@@ -1,4 +1,4 @@
-"""Secrets of Azure and Google that a user's jobs have: one private daemon serves all, and reads with one that may."""
+"""Secrets of Azure and Google: one private daemon serves all jobs, and reads with a valid one."""
 
 import asyncio
 import base64
@@ -25,8 +25,7 @@ Use = Callable[[str], None]
 
 
 class Store:
-    """A store with the buckets `one` and `two`, of two shards each, and what is done with its
-    secrets.
+    """A store with the buckets `one` and `two`, of two shards each, and the use of its secrets.
 
     Attributes:
         urls: begin of the urls of its buckets, up to their names.
@@ -157,7 +156,7 @@ def caches(home: PrivateHome) -> list[Path]:
 async def test_renewed_secret_reaches_the_daemon_that_is_there(
     kind: str, home: PrivateHome, request: pytest.FixtureRequest
 ) -> None:
-    """One daemon, and one cache, of which nothing is fetched again; the former secret is refused by then."""
+    """One daemon and cache fetch nothing again, though the former secret is refused by then."""
     store: Store = request.getfixturevalue(kind)
     store.use("old")
     assert await read(store.url("one", "a")) == ["one-a"]
@@ -176,7 +175,7 @@ async def test_renewed_secret_reaches_the_daemon_that_is_there(
 async def test_jobs_with_secrets_for_different_buckets_share_a_daemon(
     kind: str, home: PrivateHome, request: pytest.FixtureRequest
 ) -> None:
-    """Each reads on with its own, whichever was handed over last; a missing object is missing for both."""
+    """Each reads on with its own, whichever came last. A missing object is missing for both."""
     store: Store = request.getfixturevalue(kind)
     for name in ("a", "b"):
         for bucket in ("one", "two"):
@@ -204,7 +203,7 @@ async def test_commands_hand_over_secrets(home: PrivateHome, files: Store) -> No
 async def test_another_account_has_another_daemon(
     home: PrivateHome, strings: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container of the same name there is another: its objects are not taken from this account's cache."""
+    """A container of the same name is another there, and is not read from this one's cache."""
     strings.use("one")
     assert await read(strings.url("one", "a")) == ["one-a"]
     with AzureServer() as other:

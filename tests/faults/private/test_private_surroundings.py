@@ -1,4 +1,4 @@
-"""A private daemon where its reader has another Python, mounts, limits, or folders of another user or job."""
+"""A private daemon whose reader has another Python, other mounts, or folders of others."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ WITHOUT_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc; ex
 
 @pytest.mark.slow
 def test_another_python_gets_another_daemon(root: Path, home: PrivateHome) -> None:
-    """A daemon has the packages of its starter's environment, and cannot start processes once that is removed."""
+    """A daemon depends on the packages of its starter's environment, which may be removed."""
     other = root / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", other], check=True)
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -77,7 +77,7 @@ async def test_daemon_whose_socket_a_logout_removed_gives_its_cache_to_the_next(
 def test_daemon_whose_socket_a_logout_removed_is_found_while_it_is_used(
     root: Path, home: PrivateHome
 ) -> None:
-    """By its cache: the next login has the same daemon, and commands find it again where its socket was."""
+    """The next login finds it by its cache, and commands find it again at its socket."""
     with start_reader(root, "stop") as job:
         assert job.stdout is not None
         assert job.stdout.readline().strip() == KEYS[0]
@@ -114,7 +114,7 @@ def test_jobs_with_runtime_folders_of_their_own_share_a_daemon(
 def test_reader_that_does_not_see_the_cache_gets_another_daemon(
     root: Path, home: PrivateHome
 ) -> None:
-    """In a mount namespace of its own, as in a container that shares the socket's folder, but not the cache's."""
+    """Its mount namespace, like a container's, shares the socket's folder, but not the cache."""
     assert read(root) == KEYS
     hide = 'mount -t tmpfs -o mode=700 none "$1" && shift && exec "$@"'
     prefix = ("unshare", "--mount", "sh", "-c", hide, "sh", str(home.caches))
@@ -127,8 +127,7 @@ def test_reader_that_does_not_see_the_cache_gets_another_daemon(
 def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(
     root: Path, home: PrivateHome
 ) -> None:
-    """After `su bob`, XDG_RUNTIME_DIR is still that of the user before: bob gets a private daemon
-    elsewhere.
+    """XDG_RUNTIME_DIR outlasts `su bob`, so bob gets a private daemon elsewhere.
 
     Python is imported before the change of user, who may lack access to the folder that it is
     installed in.
@@ -146,7 +145,7 @@ def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(
 
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 def test_runtime_folder_too_long_for_a_socket_is_not_used(home: PrivateHome) -> None:
-    """A socket's path has at most 107 bytes; the folder in /tmp, here one of this test's own, takes its place."""
+    """A socket's path has at most 107 bytes, so the folder in /tmp takes its place."""
     code = (
         "import hashlib, os, shardcache.shared.private as p, socket, subprocess\n"
         "subprocess.run(['mount', '-t', 'tmpfs', 'none', '/tmp'], check=True)\n"
@@ -161,7 +160,7 @@ def test_runtime_folder_too_long_for_a_socket_is_not_used(home: PrivateHome) -> 
 @pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
 def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
-    """Process 1 of a PID namespace reads, with no capabilities and nobody to adopt the daemon; all ends with it."""
+    """Process 1 of a PID namespace reads without capabilities, and all ends with it."""
     prefix = (
         "unshare",
         "--pid",
@@ -181,7 +180,7 @@ def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
 def test_index_file_is_read_where_proc_shows_other_processes(
     root: Path, home: PrivateHome, moto: Bucket
 ) -> None:
-    """In a PID namespace that still has the /proc around it, a process id there is another process's, or nobody's."""
+    """A PID namespace may still have the outer /proc, where its process ids are others'."""
     paths = sorted((root / "data").iterdir())
     rows = [{"url": moto.put(path.name, path.read_bytes()), "nsamples": SAMPLES} for path in paths]
     url = moto.put("index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
@@ -195,7 +194,7 @@ def test_index_file_is_read_where_proc_shows_other_processes(
 def test_scheduler_names_the_cache_folder(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a job, the cache is in the job's scratch, of this user alone; when that is gone, a daemon starts elsewhere."""
+    """The cache is in the job's scratch, for this user alone, and elsewhere once that is gone."""
     scratch = root / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
@@ -209,7 +208,7 @@ def test_scheduler_names_the_cache_folder(
 def test_deleted_scratch_folder_is_not_made_again(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a job's scheduler has removed it, the daemon ends; other jobs' readers get one elsewhere."""
+    """The daemon ends once a scheduler has removed it, and other jobs get one elsewhere."""
     scratch = root / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
@@ -235,7 +234,7 @@ def test_deleted_scratch_folder_is_not_made_again(
 def test_folders_of_sockets_and_caches_may_be_one(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch, runtime: str, caches: str
 ) -> None:
-    """Where one variable has the value of the other, nobody waits for a lock of its own, and all can be stopped."""
+    """Nobody waits for a lock of its own if the variables are equal, and all can be stopped."""
     (root / runtime).mkdir(mode=0o700, exist_ok=True)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / runtime))
     monkeypatch.setenv("XDG_CACHE_HOME", str(root / caches))
@@ -251,7 +250,7 @@ def test_folders_of_sockets_and_caches_may_be_one(
 def test_old_caches_beside_the_sockets_are_removed_alone(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one folder for both, a socket or a log has the name of a cache folder, and may be as old."""
+    """A socket or a log in the common folder may be as old and have a cache folder's name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home.runtime))
     folder = home.runtime / "shardcache-private"
     folder.mkdir(mode=0o700)

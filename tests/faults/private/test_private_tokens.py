@@ -1,4 +1,4 @@
-"""Tokens of the Hub that a user's jobs have: one private daemon serves all, and each reads what its token permits."""
+"""Tokens of the Hub: one private daemon serves all jobs, each by what its token permits."""
 
 import asyncio
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ async def read(url: str) -> list[tuple[str, bytes]]:
 async def test_jobs_with_other_tokens_share_a_daemon(
     home: PrivateHome, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each job reads on with its own, whichever was handed over last; a missing file is missing for both."""
+    """Each job reads on with its own token, and a missing file is missing for both."""
     for repository, url in (("one", ONE), ("two", TWO)):
         monkeypatch.setenv("HF_TOKEN", f"hf_secret_{repository}")
         assert await read(f"{url}/a.tar") == [(repository, b"a")]
@@ -82,7 +82,7 @@ async def test_commands_hand_over_tokens(
 async def test_job_without_a_token_has_another_daemon(
     home: PrivateHome, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so has one that forbids that its token is sent: neither reads with the token of another job."""
+    """A job that forbids sending its token does, too. Neither reads with another's token."""
     monkeypatch.setenv("HF_HOME", str(home.root))  # where no token is kept
     monkeypatch.setenv("HF_TOKEN", "hf_secret_one")
     assert await read(f"{ONE}/a.tar") == [("one", b"a")]

@@ -1,4 +1,4 @@
-"""A catalogue that is damaged at random: the daemon starts, and every shard is read with the right bytes."""
+"""A randomly damaged catalogue: the daemon starts, and every shard's bytes are right."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ class Damage:
     value: object
 
     def apply(self, database: sqlite3.Connection) -> None:
-        """Change the database; what SQLite refuses, or an earlier change has removed, stays as it is."""
+        """Change the database, except for what SQLite refuses or an earlier change has removed."""
         columns = [name for _, name, *_ in database.execute(f"PRAGMA table_info({self.table})")]
         if not columns:
             return
@@ -145,7 +145,7 @@ def read(daemon: Daemon, urls: list[str]) -> list[dict[str, Any]]:
 def test_catalogue_in_which_anything_may_be_costs_no_shard(
     changes: list[Damage], ground: Ground
 ) -> None:
-    """Tables dropped, emptied or renamed, any column of any row of any type: nothing is lost or fetched again."""
+    """Dropped, emptied or renamed tables and columns of any type lose or refetch nothing."""
     ground.damage(changes)
     with ground.daemon as daemon:
         assert read(daemon, ground.urls) == ground.samples

@@ -1,4 +1,4 @@
-"""The catalogue is disposable: whatever happens to it, the daemon starts, serves, and fetches nothing twice."""
+"""The catalogue is disposable: the daemon starts without it, and fetches nothing twice."""
 
 import asyncio
 import shutil
@@ -41,7 +41,7 @@ def urls(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def daemon(tmp_path: Path, urls: list[str]) -> Iterator[Daemon]:
-    """A daemon that has read everything and was killed, so that the catalogue's log is not folded in."""
+    """A daemon that was killed after reading, so the catalogue's log is not folded in."""
     daemon = Daemon(tmp_path, "--listing-ttl-s", "0")
     with daemon:
         assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
@@ -126,7 +126,7 @@ FILES = FOLDERS | {"format", "format.copy"}
 
 
 def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> None:
-    """Versions and counts of cached shards come back from their sidecars: nothing is fetched or counted again."""
+    """Sidecars give back versions and counts, so nothing is fetched or counted again."""
     for lose in LOSSES:
         lose(daemon.cache_dir / "catalogue")
         with daemon:
@@ -154,7 +154,7 @@ def test_rows_of_another_form_cost_no_count_and_no_download(
 def test_catalogue_lost_under_the_daemon_disturbs_no_reader(
     daemon: Daemon, urls: list[str]
 ) -> None:
-    """It continues serving and fetching, also what it had not seen before, and a restart finds all of it."""
+    """It continues serving and fetching, even new shards, and a restart finds all of it."""
     daemon.start()
     for lose in WHILE_IT_RUNS:
         pid = daemon.pid
@@ -199,7 +199,7 @@ def test_counts_of_what_is_no_longer_cached_are_lost_with_it(
 
 
 def _is_evicted(daemon: Daemon, url: str) -> bool:
-    """Evict a shard, unless a process still has its file open: a child of another test's may for a moment."""
+    """Evict a shard, unless a process still has its file open, perhaps another test's child."""
     daemon.request("POST", "/v1/evict", {"urls": [url]})
     return url not in {shard["url"] for shard in daemon.shards()}
 

@@ -1,4 +1,4 @@
-"""Disks that fail: typed errors with a remedy, what is cached is served, and all is well again without a restart."""
+"""Disks that fail: typed errors with remedies, cached bytes, and recovery without a restart."""
 
 import asyncio
 import errno
@@ -44,7 +44,7 @@ needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may m
 @pytest.mark.slow
 @rows(disks.ROWS)
 def test_failing_disk_costs_typed_errors_at_most(row: Row, tmp_path: Path) -> None:
-    """Right shards or typed errors; what is cached is served; and the daemon is well again without a restart."""
+    """Shards are right or errors typed, cached ones are served, and no restart is needed."""
     row.check(tmp_path)
 
 
@@ -70,7 +70,7 @@ def two(tmp_path: Path) -> Iterator[tuple[CacheRig, Shim]]:
 
 @needs_cc
 def test_status_and_health_tell_of_a_bad_disk_and_its_end(ill: tuple[CacheRig, Shim]) -> None:
-    """`degraded` with cause and remedy, under HTTP 200 and in the page for people; `ok` once the disk is mended."""
+    """HTTP 200 and the page show `degraded` with cause and remedy, then `ok` once mended."""
     rig, shim = ill
     with pytest.raises(DiskFailedError) as caught:
         rig.read(1)
@@ -91,7 +91,7 @@ def test_status_and_health_tell_of_a_bad_disk_and_its_end(ill: tuple[CacheRig, S
 @pytest.mark.slow
 @needs_cc
 def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRig, Shim]) -> None:
-    """However often readers ask and plans name what cannot be fetched, the log has a line and nothing is fetched."""
+    """The log has one line and nothing is fetched, however often readers ask."""
     rig, shim = ill
     with pytest.raises(DiskFailedError):
         rig.read(1)
@@ -113,7 +113,7 @@ def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRi
 def test_verify_sets_aside_what_the_disk_cannot_read(
     two: tuple[CacheRig, Shim], suffix: str
 ) -> None:
-    """A bad sector under one file is damage of that shard, and no failure of the disk: it is fetched again."""
+    """A bad sector under one file damages that shard, not the disk, and it is fetched again."""
     rig, shim = two
     bad = min((rig.daemon.cache_dir / "shards").rglob(f"*{suffix}"))
     shim.arm(Action.FAIL, times=FOR_EVER, ops=(Op.READ,), match=bad.name, error=errno.EIO)
@@ -159,7 +159,7 @@ def test_lack_of_resources_condemns_no_shard(two: tuple[CacheRig, Shim], suffix:
 @pytest.mark.slow
 @needs_cc
 def test_list_that_lack_of_resources_ends_says_so(two: tuple[CacheRig, Shim]) -> None:
-    """After its first lines, too: the last is the error, and not that of a list that is complete."""
+    """Its last line is the error, even after its first lines, and not that of a complete list."""
     rig, shim = two
     rig.daemon.restart()
     shim.arm(Action.FAIL, at=2, ops=(Op.OPEN,), match=SIDECAR, error=errno.EMFILE)
@@ -171,7 +171,7 @@ def test_list_that_lack_of_resources_ends_says_so(two: tuple[CacheRig, Shim]) ->
 
 @needs_cc
 def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path) -> None:
-    """Its tables are read before they are mapped: a process that met the bad sector in the map would be killed."""
+    """Its tables are read before they are mapped, where a bad sector would kill the process."""
     sidecar = tmp_path / "sidecar"
     shim = Shim(tmp_path / "shim", root=tmp_path)
     write(sidecar, {"size_bytes": 0}, Samples(keys=bytearray(10_000_000)))
@@ -221,7 +221,7 @@ def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Pat
 
 @needs_cc
 def test_arriving_shard_is_read_on_after_a_transient_disk_error(tmp_path: Path) -> None:
-    """Its index cannot be written at the first attempt: the reader of its beginning gets the rest of the second."""
+    """Its index cannot be written at first. The reader of its beginning gets the later rest."""
     written = random_samples(50, {"jpg": 9_000})
     shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
     with (
@@ -269,7 +269,7 @@ def test_a_daemon_starts_on_a_bad_disk_and_serves_what_it_holds(tmp_path: Path, 
 
 @needs_mounts
 def test_a_folder_is_never_made_on_the_filesystem_below(tmp_path: Path) -> None:
-    """Unmounted, the cache would fill what lies below: that is refused, and the remedy names the mount point."""
+    """An unmounted cache would fill it, so that is an error whose remedy names the mount."""
     with (
         Tmpfs(tmp_path / "disk", size_bytes=8_000_000),
         Bind(tmp_path / "disk", tmp_path / "mnt") as mount,
@@ -301,7 +301,7 @@ class SlowCatalogue(Catalogue):
 
 
 async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path: Path) -> None:
-    """The disk fails while it is being looked at: whoever asks then is told what the next look finds."""
+    """The disk fails during a look, and whoever asks then is told what the next one finds."""
     store = open_store(tmp_path / "cache")
     store.catalogue.close()
     store.catalogue = slow = SlowCatalogue(store.layout.catalogue)
@@ -322,7 +322,7 @@ async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path:
 async def test_a_check_without_descriptors_says_nothing_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard that seems damaged stays in service until the disk was checked, which then is repeated."""
+    """A shard that seems damaged stays in service until a repeated check of the disk ends."""
     monkeypatch.setattr(disk_health, "_CHECK_S", 0.05)
     store = open_store(tmp_path / "cache")
     shard = await publish(store, "s3://bucket/a.tar")

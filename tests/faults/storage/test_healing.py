@@ -1,4 +1,4 @@
-"""Shards that a reader finds damaged are made whole by the daemon: readers go on with the right samples."""
+"""Shards that a reader finds damaged are mended by the daemon, and readers go on."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ def source(tmp_path: Path) -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path, source: str) -> Iterator[Daemon]:
-    """A daemon that has both shards in its cache, does not scrub, and knows what their sidecars say."""
+    """A daemon with both shards in its cache and known sidecars, which does not scrub."""
     with Daemon(tmp_path, "--scrub-rate", "0", "--listing-ttl-s", "3600") as daemon:
         assert read(daemon, source) == VALUES
         yield daemon
@@ -112,7 +112,7 @@ TARS: dict[str, Damage] = {
 def test_damaged_index_is_made_again_from_the_tar(
     daemon: Daemon, source: str, damage: Damage
 ) -> None:
-    """A reader goes on with the right samples, nothing is fetched, and the status counts the shards."""
+    """A reader goes on with right samples and no fetch, and the status counts the shards."""
     before_bytes = fetched(daemon)
     spoil(daemon, damage)
     assert read(daemon, source) == VALUES
@@ -139,7 +139,7 @@ def test_damaged_index_is_made_again_while_the_object_store_is_away(
 def test_index_damaged_before_a_restart_is_made_whole(
     daemon: Daemon, source: str, damage: Damage
 ) -> None:
-    """Also by a daemon that has not seen the sidecar whole, which fetches the shard if nothing else tells its sums."""
+    """A daemon that never saw the sidecar whole does so, too, by fetching again if need be."""
     spoil(daemon, damage)
     daemon.restart()
     assert read(daemon, source) == VALUES
@@ -242,7 +242,7 @@ def test_every_reader_of_files_goes_on_after_damage(
 
 @pytest.mark.slow
 def test_damaged_tokens_are_fetched_again(tmp_path: Path) -> None:
-    """A flipped byte in the header of an array is found by the reader of its tokens, and by the command that counts."""
+    """A flipped byte in an array's header is found by readers of its tokens and the counter."""
     documents = [[list(range(20)), list(range(30))]]
     url = write_token_shards(tmp_path / "text", documents)
 
@@ -275,7 +275,7 @@ def test_damaged_tokens_are_fetched_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_file_damaged_in_the_cache_is_not_indexed(tmp_path: Path) -> None:
-    """A tar fetched as a file, and then wanted as samples, is fetched again rather than refused, or believed."""
+    """A tar that was fetched as a file is fetched again once its samples are wanted."""
     samples = random_samples(SAMPLES, {"jpg": 50})
     (tmp_path / "0.tar").write_bytes(make_tar(samples))
     url = f"file://{tmp_path}/0.tar"

@@ -1,4 +1,4 @@
-"""A disk that is slow to sync: readers get a shard once it is checked, and it is published later."""
+"""A disk that is slow to sync: readers get a checked shard before its publication."""
 
 import errno
 import gzip
@@ -210,7 +210,7 @@ def test_file_is_read_by_ranges_before_it_is_synced(tmp_path: Path, size_bytes: 
 def test_shards_read_before_their_publication_are_billed(
     held: tuple[Daemon, Shim], source: str
 ) -> None:
-    """They count as read and done when their reader releases them, whatever becomes of the files."""
+    """They count as read and done once released, whatever becomes of the files."""
     daemon, _ = held
     assert read(daemon, source) == values()
     eventually(lambda: not daemon.sessions())
@@ -222,7 +222,7 @@ def test_shards_read_before_their_publication_are_billed(
 def test_reader_waits_while_names_are_synced_and_gets_the_published_files(
     tmp_path: Path, source: str
 ) -> None:
-    """Once the files have moved, one that does not find them waits for the end of the publication."""
+    """A reader that does not find the moved files waits for the publication to end."""
     with holding(tmp_path, match="/shards/") as (daemon, shim), RawSession(daemon) as session:
         session.plan([source.replace("index.json", "0.tar")], [0])
         early = session.take(0, unpublished=True)
@@ -239,7 +239,7 @@ def test_reader_waits_while_names_are_synced_and_gets_the_published_files(
 def test_client_of_an_earlier_release_waits_for_the_published_files(
     tmp_path: Path, source: str
 ) -> None:
-    """It does not ask for unpublished files, and would look for them in vain once they have moved."""
+    """It does not ask for unpublished files, and would look in vain once they have moved."""
     with holding(tmp_path) as (daemon, shim), RawSession(daemon) as session:
         assert read(daemon, source) == values()
         session.plan([source.replace("index.json", "0.tar")], [0])

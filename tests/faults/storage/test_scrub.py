@@ -1,4 +1,4 @@
-"""Published shards are read again, slowly: a byte that changed on the disk is found, and nobody is disturbed."""
+"""Published shards are read again, slowly: a changed byte is found, and nobody is disturbed."""
 
 import asyncio
 import ctypes
@@ -225,7 +225,7 @@ async def test_rounds_have_a_pause_between_them_over_a_restart(tmp_path: Path) -
 def test_readers_of_a_damaged_shard_are_warned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A byte changes under a reader: with its next shard it hears of which one, and why, and reads on to the end."""
+    """A reader hears with its next shard which one changed and why, and reads to the end."""
     with CacheRig(tmp_path) as rig:
         assert rig.read(0)
         (tar,) = (rig.daemon.cache_dir / "shards").rglob("*.tar")

@@ -1,4 +1,4 @@
-"""A store or a web server that misbehaves, a little of each: `make faults` does the same thousands of times."""
+"""A store or a web server that misbehaves a little, as in `make faults` thousands of times."""
 
 import asyncio
 import random
@@ -58,7 +58,7 @@ def test_rare_answers_that_http_allows_are_read(
 def test_another_objects_bytes_under_the_right_headers_are_noticed(
     place: StorePlace, result: Result
 ) -> None:
-    """By the store's checksum where it has one, by the ETag where that is an MD5; none of them is served."""
+    """The store's checksum or an MD5 ETag tells, and none of the bytes are served."""
     place.proxy.fail(Mischief.OTHER_BYTES)
     failures = place.read(result)
     assert {failure.number for failure in failures} == set(range(len(place.urls)))
@@ -102,7 +102,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_a_right_file_or_a_typed_error(
     mischief: Mischief, rig: Rig, faulty: FaultyS3
 ) -> None:
-    """Half of the answers are spoiled, those that tell the size among them; then the server is healed."""
+    """Half of the answers are spoiled, also those with the size, until the server is healed."""
     faulty.put("a.tar", DATA)
     with FaultyProxy(faulty.endpoint_url) as proxy:
         proxy.objects = {"a.tar": DATA}

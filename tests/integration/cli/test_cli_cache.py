@@ -63,7 +63,7 @@ def done(ran: Ran) -> dict[str, object]:
 def test_warm_reports_each_shard_and_the_sum(
     daemon: Daemon, pattern: str, shards: list[str], tmp_path: Path
 ) -> None:
-    """With --json: what was resolved, each shard as it arrives, and the sum; a cached shard is not fetched twice."""
+    """Output of --json has each shard as it arrives, and the sum. Cached ones are not fetched."""
     ran = shardcache("warm", "--json", pattern, socket=daemon.socket)
     size_bytes = sum(path.stat().st_size for path in (tmp_path / "store").iterdir())
     assert ran.code == 0
@@ -100,7 +100,7 @@ def test_each_warm_has_an_order_of_its_own(pattern: str, shards: list[str], tmp_
 def test_shards_that_fail_are_named_and_the_others_arrive(
     daemon: Daemon, shards: list[str], tmp_path: Path
 ) -> None:
-    """Exit 1: a missing shard and a file that is no tar, which is not cached; as text, each remedy once at the end."""
+    """Exit 1 names a missing shard and one that is no tar. Text has each remedy once."""
     (tmp_path / "no.tar").write_bytes(b"this is no tar" * 1000)
     missing = shards[0].replace("000000", "99999{8,9}")
     no_tar = f"file://{tmp_path}/no.tar"
@@ -121,7 +121,7 @@ def test_shards_that_fail_are_named_and_the_others_arrive(
 
 
 def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
-    """Ctrl-C during a warm whose store never answers ends the command at once and quietly, as shells expect."""
+    """A warm whose store never answers ends at once and quietly on Ctrl-C, as shells expect."""
     with socket.create_server(("127.0.0.1", 0)) as store, Daemon(tmp_path) as fresh:
         url = f"http://127.0.0.1:{store.getsockname()[1]}/shard.tar"
         command = [sys.executable, "-m", "shardcache", "warm", url, "--socket", str(fresh.socket)]
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
 
 
 def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str) -> None:
-    """A line of JSON a shard; as text, only urls that start with PREFIX, whole also in a narrow pipe."""
+    """JSON has a line a shard, text only urls that start with PREFIX, whole even in a pipe."""
     ran = shardcache("ls", "--json", prefix, socket=warmed.socket)
     assert ran.code == 0
     assert sorted(row["url"] for row in ran.events) == shards
@@ -173,7 +173,7 @@ def test_urls_of_an_unknown_protocol_are_an_error(warmed: Daemon, command: str) 
 def test_prefix_may_be_a_path(
     warmed: Daemon, shards: list[str], tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Absolute, or relative to the working directory; a folder of which only the name begins alike is another."""
+    """It is absolute or relative, and a folder whose name only begins alike is another."""
     (tmp_path / "store-2").mkdir()
     monkeypatch.chdir(tmp_path)
     absolute = (f"{tmp_path}/store", f"{tmp_path}/store/shard-", f"file:{tmp_path}/store/")
@@ -237,7 +237,7 @@ def test_ls_into_a_closed_pipe_is_quiet(warmed: Daemon) -> None:
 def test_evict_removes_what_matches(
     warmed: Daemon, shards: list[str], prefix: str, tmp_path: Path
 ) -> None:
-    """A brace pattern removes its shards; the store still has them. Without a match: exit 1, and nothing else goes."""
+    """A brace pattern removes its shards from the cache alone. No match gives exit 1."""
     ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
     assert ran.code == 1
     assert "no cached shard matches" in ran.out
@@ -256,7 +256,7 @@ def test_evict_removes_what_matches(
 def test_globs_mean_the_same_to_every_command(
     daemon: Daemon, tmp_path: Path, pattern: str, count: int
 ) -> None:
-    """`pin`, `unpin`, `warm` and `evict` match the same shards: `*` stays within a folder, `**` crosses them."""
+    """`pin`, `unpin`, `warm` and `evict` match alike: only `**` crosses folders, not `*`."""
     (tmp_path / "sub").mkdir()
     for path in ("a.tar", "sub/b.tar"):
         (tmp_path / path).write_bytes(make_tar(random_samples(2)))
@@ -277,7 +277,7 @@ def test_globs_mean_the_same_to_every_command(
 def test_relative_paths_mean_the_callers_folder(
     daemon: Daemon, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`warm` and `evict` take a glob below the working folder, though the daemon has another one."""
+    """`warm` and `evict` take a glob below the working folder, not the daemon's."""
     monkeypatch.chdir(tmp_path)
     assert (
         done(shardcache("warm", "--json", "store/*.tar", socket=daemon.socket))["shards"] == SHARDS
@@ -289,7 +289,7 @@ def test_relative_paths_mean_the_callers_folder(
 def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(
     warmed: Daemon, shards: list[str], prefix: str
 ) -> None:
-    """One bit flipped on disk: exit 1 naming the shard, which is put aside and comes fresh from the store."""
+    """Exit 1 names the shard, which is put aside and comes fresh from the store."""
     damaged = flip_a_bit(warmed, shards[1])
     ran = shardcache("verify", "--json", prefix, socket=warmed.socket)
     wrong = [event["url"] for event in ran.events if event["event"] == "shard" and not event["ok"]]
@@ -330,7 +330,7 @@ def flip_a_bit(daemon: Daemon, url: str) -> Path:
 def test_a_request_to_the_daemon_loads_little(
     command: str, warmed: Daemon, shards: list[str]
 ) -> None:
-    """The packages that the daemon is made of would take longer to import than the daemon takes to answer."""
+    """The daemon's packages would take longer to import than the daemon takes to answer."""
     urls = shards if command == "warm" else []
     where = ("--json", "--socket", str(warmed.socket))
     run = [sys.executable, "-X", "importtime", "-m", "shardcache", command, *urls, *where]
@@ -344,7 +344,7 @@ def test_a_request_to_the_daemon_loads_little(
 
 @pytest.mark.slow
 def test_every_command_ends_while_the_daemon_hangs(tmp_path: Path, shards: list[str]) -> None:
-    """A daemon that is stopped is given up by its silence; the error names its pid and says how to end it."""
+    """A stopped daemon is given up by its silence, and the error says how to end its pid."""
     commands = [
         ["status"],
         ["ls"],

@@ -37,7 +37,7 @@ def options(*args: str | Path, env: dict[str, str] | None = None) -> dict[str, d
 
 
 def test_each_value_has_its_source(file: Path) -> None:
-    """A flag wins over the environment, that over the file, that over the default; each is named, the line too."""
+    """A flag wins over the environment, then file and default. The source is named."""
     env = {
         "SHARDCACHE_MAX_TRANSFERS": "9",
         "SHARDCACHE_ATTEMPTS": "3",
@@ -117,7 +117,7 @@ def test_a_valid_file_passes(file: Path) -> None:
     ],
 )
 def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, file: Path) -> None:
-    """Exit 2, and the nearest known name; valid variables hide none of it, and invalid ones are not the file's."""
+    """Exit 2 comes with the nearest known name, whatever the variables are."""
     file.write_text(config)
     env = {"SHARDCACHE_CAPACITY": "1TB", "SHARDCACHE_ATTEMPTS": "0"}
     ran = shardcache("config", "check", "--json", file, env=env)
@@ -129,7 +129,7 @@ def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, 
 
 
 def test_every_invalid_option_is_named(file: Path) -> None:
-    """One run is enough to mend a file; neither a missing file nor a folder is read as an empty file."""
+    """One run is enough to mend a file. A missing file or a folder is not an empty one."""
     file.write_text("attempts = 0\nlog_level = 'loud'\n")
     told = shardcache("config", "check", file).err
     assert "attempts in" in told
@@ -156,7 +156,7 @@ COMMANDS = [
 def test_missing_socket_exits_3_with_the_command_to_start_one(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Each command that needs a daemon exits 3 and prints the command that starts one at that very socket."""
+    """Each command that needs a daemon exits 3 and prints how to start one at that socket."""
     ran = shardcache(*command, socket=tmp_path / "none.sock")
     assert ran.code == 3
     assert ran.out == ""
@@ -164,7 +164,7 @@ def test_missing_socket_exits_3_with_the_command_to_start_one(
 
 
 def test_socket_of_a_killed_daemon_exits_3(tmp_path: Path) -> None:
-    """Named by $SHARDCACHE_SOCKET, too; with --json, a script finds the error where it reads the result."""
+    """It may come from $SHARDCACHE_SOCKET, and --json has the error in place of the result."""
     path = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -190,7 +190,7 @@ def test_socket_of_a_killed_daemon_exits_3(tmp_path: Path) -> None:
     ],
 )
 def test_commands_options_values_and_paths_are_completed(line: str, offered: set[str]) -> None:
-    """Commands, options and their values are offered by their beginning; paths are left to the shell."""
+    """Commands, options and values are offered by their beginning, paths by the shell."""
     words = f"shardcache {line}"
     asked = {
         "COMP_WORDS": words,

@@ -33,7 +33,7 @@ stat -c %a "$(dirname "${{1#file://}}")" >> "{told}"
 def dashboard(
     daemon: Daemon, *flags: str, env: dict[str, str] | None = None, through: Path | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run the command; yield the url that it prints, and its process. `through`: socket, if not the daemon's own."""
+    """Run the command; yield its printed url and its process. `through`: another socket."""
     path = str(through or daemon.socket)
     command = [sys.executable, "-m", "shardcache", "dashboard", "--json", "--socket", path, *flags]
     environment = clean_environment(env or {})
@@ -47,7 +47,7 @@ def dashboard(
 
 @pytest.mark.slow
 def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path) -> None:
-    """Command lines are public: it is given a file that only its user may reach, and which leads on to the url."""
+    """Command lines are public, so it is given a private file that leads on to the url."""
     told, copy, browser = (tmp_path / name for name in ("told", "copy", "browser"))
     browser.write_text(BROWSER.format(told=told, copy=copy))
     browser.chmod(0o755)
@@ -64,7 +64,7 @@ def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path
 
 @contextmanager
 def cutting_relay(daemon: Daemon, path: Path) -> Iterator[None]:
-    """Pass a socket's requests on to a daemon; of the answers with the page's files, only 2,000 bytes come back."""
+    """Pass requests to a daemon, but only 2,000 bytes back of answers with the page's files."""
 
     def serve(client: socket.socket) -> None:
         with client, socket.socket(socket.AF_UNIX) as upstream:
@@ -114,9 +114,7 @@ def test_file_that_the_daemon_cuts_short_is_not_passed_on_as_whole(
 
 
 def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> None:
-    """The page comes to anybody on the node, what fills it to whoever has the token; nothing of the
-    API is to be had, nothing can be changed; Ctrl-C ends it.
-    """
+    """Anybody on the node gets the page, its contents need the token, and no API is there."""
     port = free_port()
     with (
         dashboard(daemon, "--no-open", "--port", str(port)) as (url, process),

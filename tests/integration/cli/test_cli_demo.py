@@ -21,7 +21,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.slow
 def test_interrupted_demo_leaves_nothing() -> None:
-    """Stopped while its jobs run, the demo ends them and its daemon, removes its files, and exits 130."""
+    """It ends its jobs and daemon in mid-run, removes its files, and exits 130."""
     with (
         tempfile.TemporaryDirectory() as folder
     ):  # pytest's own path may be too long for the demo's socket
@@ -41,7 +41,7 @@ def test_interrupted_demo_leaves_nothing() -> None:
 
 @pytest.mark.slow
 def test_data_of_the_pages_is_the_same_each_time(tmp_path: Path) -> None:
-    """Keys, labels and numbers of samples do not depend on the machine; a folder that has files is left as it is."""
+    """Keys, labels and numbers of samples are fixed, and a folder with files is left alone."""
     told = shardcache("demo", "--data", str(tmp_path / "data"))
     assert told.code == 0, told.err
     assert told.out.endswith(": captions, lines.txt, photos, train, val\n")

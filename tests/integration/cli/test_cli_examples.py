@@ -1,4 +1,4 @@
-"""The command line is as its help and its pages say: examples run, and each documented exit code occurs."""
+"""The command line is as its pages say: examples run, and documented exit codes occur."""
 
 import os
 import re

@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon for all tests here whose cache has room for two of the shards, and which believes no listing."""
+    """A daemon for all tests here, with room for two shards, which believes no listing."""
     with Daemon(
         tmp_path_factory.mktemp("d"), "--listing-ttl-s", "0", capacity=str(2 * SHARD_BYTES)
     ) as daemon:
@@ -66,7 +66,7 @@ def manifest(daemon: Daemon, url: str) -> list[ShardRef]:
 def test_a_dataset_larger_than_the_cache_is_indexed(
     daemon: Daemon, store: Path, tmp_path: Path
 ) -> None:
-    """Each shard is fetched once and passes through: every row is right, in the order of the pattern."""
+    """Each shard is fetched once and passes through, and rows are right and in order."""
     index = tmp_path / "index.json"
     pattern = f"file://{store}/shard-{{000005..000000}}.tar"
     before = daemon.status()["counters"]
@@ -86,8 +86,7 @@ def test_a_dataset_larger_than_the_cache_is_indexed(
 
 @pytest.mark.slow
 def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """A shard fetched once is counted in the manifest for ever, and an index of such shards reads
-    not one byte.
+    """A shard fetched once is counted for ever, and an index of such shards reads no byte.
 
     Used as a url, the index tells sessions urls, versions, sizes and counts, as a listing of what
     was counted does.
@@ -116,7 +115,7 @@ def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path, tmp_pa
 def test_table_of_the_samples_is_written_next_to_the_index(
     daemon: Daemon, store: Path, tmp_path: Path
 ) -> None:
-    """Keys and sizes of all members, of the versions in the index, though the cache has room for two shards alone."""
+    """Keys and sizes of all members of the index's versions, despite a cache of two shards."""
     index = tmp_path / "index.json"
     table = tmp_path / "index.samples"
     ran = shardcache(
@@ -177,8 +176,7 @@ def test_a_table_of_other_versions_is_not_kept() -> None:
 
 @pytest.mark.slow
 def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """Given as a url, also to a daemon that knows nothing: only the shard that was replaced is
-    read.
+    """A url may name it, even to a new daemon, and only the replaced shard is read.
 
     A listing that the daemon remembers is not trusted: a shard that was replaced a moment ago is
     counted again.
@@ -209,7 +207,7 @@ def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_pat
 
 @pytest.mark.slow
 async def test_a_version_that_is_gone_is_an_error(faulty: FaultyS3, tmp_path: Path) -> None:
-    """A plan by an index gets the versions named there, or an error with the url and what to do, from any store."""
+    """A plan by an index gets the versions named there, or an error with url and remedy."""
 
     def put(place: str, samples: int) -> str:
         body = make_tar(random_samples(samples))
@@ -270,7 +268,7 @@ def test_sizes_in_a_listing_are_not_asked_again(moto: Bucket, tmp_path: Path) ->
 
 
 def test_a_shard_that_fails_leaves_no_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """A truncated shard and a missing one: exit 1, both named; a file that was there stays as it was."""
+    """A truncated shard and a missing one give exit 1, and the earlier file stays as it was."""
     truncated = store / "shard-000001.tar"
     truncated.write_bytes(truncated.read_bytes()[:3000])
     index = tmp_path / "index.json"
@@ -291,7 +289,7 @@ def test_a_shard_that_fails_leaves_no_index(daemon: Daemon, store: Path, tmp_pat
 
 
 def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> None:
-    """With `-o -` what is said to people goes elsewhere, and urls below the given folder are relative to it."""
+    """Messages go elsewhere with `-o -`, and urls below the given folder are relative to it."""
     flags = ("--relative-to", f"file://{store}", "-o", "-")
     ran = shardcache("index", f"file://{store}/shard-*.tar", *flags, socket=daemon.socket)
     assert [row["url"] for row in ran.json["shardlist"]] == sorted(
@@ -326,7 +324,7 @@ def test_output_that_cannot_be_written_is_refused_before_any_work(
 
 @pytest.mark.slow
 def test_an_index_is_uploaded_beside_its_shards(moto: Bucket, tmp_path: Path) -> None:
-    """With its table, which is no shard of a prefix or pattern; the second time in place of the first."""
+    """Its table comes along, which is no shard of a prefix. A second upload replaces both."""
     moto.put("train/0.tar", make_tar(random_samples(5)))
     output = f"{moto.url}/train/index.json"
     with Daemon(tmp_path) as daemon:

@@ -62,7 +62,7 @@ def test_link_that_another_user_planted_in_the_cache_folder_is_refused(
 
 @pytest.mark.parametrize("name", first_quick([".", "partial", "shards/00", "catalogue"]))
 def test_cache_folder_that_every_user_can_write_to_is_refused(name: str, tmp_path: Path) -> None:
-    """Also one of its own folders: the error names it and what to do, and nothing is written there."""
+    """The error names the folder, be it the cache's or one within, and nothing is written."""
     folder = tmp_path / "cache" / name
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -98,7 +98,7 @@ def test_cache_folder_that_other_users_can_write_to_is_refused(
 
 @needs_root
 def test_file_that_another_user_planted_in_the_cache_folder_is_refused(tmp_path: Path) -> None:
-    """The pins of somebody else, in a folder that has been closed since: the error names the file."""
+    """The error names the file of somebody else's pins, though the folder is closed by now."""
     pins = tmp_path / "cache" / "pins"
     pins.parent.mkdir()
     pins.touch()
@@ -210,7 +210,7 @@ def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
 
 
 def test_odd_but_harmless_options_are_warnings(tmp_path: Path) -> None:
-    """A capacity beyond the disk, and a variable that nothing reads, with the one that was meant; parts are rounded."""
+    """A capacity beyond the disk is one, and so is a variable that nothing reads."""
     with Daemon(
         tmp_path, "--part-size", "8MB", capacity="900PB", env={"SHARDCACHE_CAPCITY": "1TB"}
     ) as daemon:
@@ -221,7 +221,7 @@ def test_odd_but_harmless_options_are_warnings(tmp_path: Path) -> None:
 
 
 def test_socket_and_cache_dir_in_use_are_refused(tmp_path: Path) -> None:
-    """A second daemon exits 1 and leaves the first one alone: each would evict what the other serves."""
+    """A second daemon exits 1, as each would evict what the other serves."""
     with Daemon(tmp_path) as daemon:
         for socket, folder in (
             (daemon.socket, tmp_path / "other"),
@@ -287,7 +287,7 @@ def test_stop_asks_on_a_terminal(
 
 @contextmanager
 def stop_on_terminal(daemon: Daemon, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run `stop` with a terminal as its input; yield its process and the descriptor on which to type."""
+    """Run `stop` with a terminal as input; yield its process and the descriptor to type on."""
     ours, theirs = pty.openpty()
     try:
         command = [
@@ -316,7 +316,7 @@ def stop_on_terminal(daemon: Daemon, *flags: str) -> Iterator[tuple[subprocess.P
 def test_daemon_that_ends_while_stop_asks_counts_as_stopped(
     read_by_two: Daemon, end: Callable[[Daemon], object]
 ) -> None:
-    """A killed daemon leaves its socket behind, and another removes it: neither can be connected to."""
+    """A killed daemon leaves its socket and another removes it, and neither can be reached."""
     with stop_on_terminal(read_by_two) as (process, terminal):
         assert process.stderr is not None
         asked = b""

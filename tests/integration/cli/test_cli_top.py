@@ -47,7 +47,7 @@ def lines_of(daemon: Daemon) -> Iterator[Iterator[dict[str, Any]]]:
 
 
 def test_once_prints_a_frame_with_rates(daemon: Daemon) -> None:
-    """One frame without any terminal's codes, rates over an interval, exit 0; with --json, the whole status page."""
+    """The frame has rates and no terminal codes, and --json prints the whole status page."""
     ran = shardcache("top", "--once", "--interval", INTERVAL, socket=daemon.socket)
     assert ran.code == 0
     assert ran.out.startswith("shardcache ")
@@ -64,7 +64,7 @@ def test_once_prints_a_frame_with_rates(daemon: Daemon) -> None:
 
 @pytest.mark.slow
 def test_lines_resume_after_a_restart(daemon: Daemon) -> None:
-    """While the daemon is away a line is an error; when it is back, pages come again, of the new process."""
+    """A line is an error while the daemon is away, and shows the new process afterwards."""
     with lines_of(daemon) as lines:
         first = next(lines)
         daemon.kill()

@@ -1,4 +1,4 @@
-"""`shardcache cluster`: configuration and certificates of the nodes, and the state of all of them."""
+"""`shardcache cluster`: configuration, certificates and state of all nodes."""
 
 import asyncio
 import http.client
@@ -65,7 +65,7 @@ def test_a_resolver_is_an_address(wrong: str) -> None:
 
 
 def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path) -> None:
-    """nginx resolves the names of S3 again and again, and connects to no name outside the store's."""
+    """The names of S3 are resolved repeatedly, and nginx connects to no other names."""
     store = "https://s3.eu-central-1.amazonaws.com"
     common = (
         "cluster",
@@ -113,7 +113,7 @@ def test_stores_are_found_by_ipv4_alone_without_a_route_by_ipv6(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates by one authority: of three nodes, of a workload that is no node, and of any node."""
+    """Certificates by one authority: of three nodes, of a mere workload, and of any node."""
     folder = tmp_path_factory.mktemp("tls")
     for nodes in (
         parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4,workload=127.0.0.9"),
@@ -146,7 +146,7 @@ def _context(folder: Path, trusted: Path) -> ssl.SSLContext:
 def test_only_nodes_of_the_cluster_reach_an_owner(
     secure: TierNodes, issued: Path, tmp_path: Path
 ) -> None:
-    """An owner refuses who has no certificate, one of another authority, or a name that is not on the list."""
+    """An owner refuses a missing certificate, another authority's, or an unlisted name."""
     for nodes in (parse("node1=127.0.0.2"), None):
         issue(nodes, tmp_path, 30)
     owner = secure.tier.nodes[0].at(secure.tier.owner_port)
@@ -216,7 +216,7 @@ async def test_owner_with_the_name_of_another_is_refused(
 @needs_nginx
 @pytest.mark.parametrize("renewed", first_quick([1, 0, 3]))
 async def test_authority_changes_node_by_node(renewed: int, issued: Path, tmp_path: Path) -> None:
-    """While all nodes trust both authorities, those with certificates of either answer each other."""
+    """Nodes with certificates of either authority answer each other while all trust both."""
     folder = shutil.copytree(issued, tmp_path / "tls")
     names = ("node1", "node2", "node3")
     issue(parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4"), tmp_path / "new", 30)
@@ -264,7 +264,7 @@ async def test_status_of_the_living_does_not_wait_for_the_dead(secure: TierNodes
 
 
 def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
-    """The second run keeps the authority and replaces the nodes' files; the keys are for their owner alone."""
+    """The second run replaces the nodes' files alone, and keys are for their owner alone."""
     command = ("cluster", "certificates", "--out", tmp_path, "--json")
     first = shardcache(*command, "--nodes", "a=10.0.0.1,b=10.0.0.2")
     assert first.code == 0, first.err

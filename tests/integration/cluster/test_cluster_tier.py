@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from http.client import IncompleteRead
@@ -95,7 +95,7 @@ def cluster(authority: Authority) -> Iterator[Cluster]:
 
 @pytest.mark.slow
 def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
-    """The ring computes the owner to which nginx sends the request for each of many parts; a shard has all of them."""
+    """The ring computes the owner that nginx asks for each part, and a shard has all owners."""
     nodes = cluster.nodes
     tier = cluster.nodes.tier
     url = f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar"
@@ -122,7 +122,7 @@ def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
 
 
 def test_cached_part_is_only_for_clients_that_the_store_permits(cluster: Cluster) -> None:
-    """A wrong, missing or tampered signature is refused by the front and by every owner, though the part is cached."""
+    """The front and every owner refuse a wrong, missing or tampered signature."""
     name = SHARDS[0]
     right = cluster.signed(name)
     assert [cluster.part(name, node).status for node in range(3)] == [206, 206, 206]
@@ -156,7 +156,7 @@ def test_the_tier_leads_to_its_stores_alone(cluster: Cluster) -> None:
 
 
 def test_a_refetch_goes_past_the_cache_and_mends_it(cluster: Cluster) -> None:
-    """A damaged part is served damaged until a request asks for a fresh one; after it, right again."""
+    """A damaged part is served until a request asks for a fresh one, and is right after it."""
     name = SHARDS[2]
     cluster.part(name)
     marker = BODIES[name][1000:1100]
@@ -204,8 +204,7 @@ def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Clust
 
 @pytest.mark.slow
 def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path) -> None:
-    """A daemon that has lost its cache, and one that never read the shard, learn the version from
-    the tier.
+    """A daemon that has lost its cache, and a new one, learn the version from the tier.
 
     A shard that nobody read is not to be had.
     """
@@ -228,8 +227,7 @@ def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path
 
 @pytest.mark.slow
 async def test_simulated_requests_are_those_of_a_run(tmp_path: Path) -> None:
-    """Versions at each fetch and each read, permissions, and parts: no run makes more, and this one
-    nearly as many.
+    """No run makes more requests for versions, permissions and parts, and this one nearly as many.
 
     Two more open the connections; a shard that is read while it arrives is not asked for again.
     """
@@ -312,7 +310,7 @@ def test_a_store_is_found_by_its_name(cluster: Cluster, authority: Authority) ->
 def test_daemons_share_what_one_fetched_over_tls(
     cluster: Cluster, authority: Authority, tmp_path: Path
 ) -> None:
-    """Versions and listings over TLS from the store, parts from the tier, which alone fetched them, once."""
+    """Versions and listings come from the store, and parts from the tier, fetched once."""
     stores = by_name(cluster.store)
     url = cluster.store.put("data", "over-tls.tar", make_tar(random_samples(20, {"bin": 50_000})))
     env = {**cluster.store.https_env(), "AWS_ENDPOINT_URL": stores[0]}
@@ -337,9 +335,21 @@ def test_daemons_share_what_one_fetched_over_tls(
         assert len(fetched) == 1
 
 
+def _read_spans(daemon: Daemon, url: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    files = ShardcacheFileSystem(
+        "s3", socket=str(daemon.socket), skip_instance_cache=True, block_size=1024
+    )
+    found = []
+    with files.open(url) as file:
+        for start, end in spans:
+            file.seek(start)
+            found.append(file.read(end - start))
+    return found
+
+
 @pytest.mark.slow
 def test_ranges_come_from_the_owners_of_their_parts(tmp_path: Path) -> None:
-    """Two nodes read overlapping ranges: the store sends each part once, whatever it is asked for with."""
+    """Two nodes read overlapping ranges, and the store sends each part once."""
     kib = 1024
     part_bytes = 64 * kib
     body = os.urandom(40 * part_bytes)
@@ -354,13 +364,9 @@ def test_ranges_come_from_the_owners_of_their_parts(tmp_path: Path) -> None:
             with _daemon(
                 tmp_path / node.name, nodes.front(node), store, "--range-part-size", str(part_bytes)
             ) as daemon:
-                files = ShardcacheFileSystem(
-                    "s3", socket=str(daemon.socket), skip_instance_cache=True, block_size=kib
-                )
-                with files.open(url) as file:
-                    for start, end in wanted:
-                        file.seek(start)
-                        assert file.read(end - start) == body[start:end]
+                assert _read_spans(daemon, url, wanted) == [
+                    body[start:end] for start, end in wanted
+                ]
                 counters = daemon.status()["counters"]
                 assert counters["origin_bytes"] == 0
                 assert counters["tier_failures"] == 0

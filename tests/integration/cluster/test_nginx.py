@@ -1,4 +1,4 @@
-"""A node's nginx: `shardcache cluster run` starts it, follows its files and ends with it; the probe asks it."""
+"""A node's nginx: `shardcache cluster run` starts it, follows its files and ends with it."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ HEAVY = ("click", "aiohttp", "asyncio", "rich", "braceexpand")
 
 
 class NodeRun:
-    """The command on one node, started again by each `start`; nothing of it is left after `close`."""
+    """The command on one node, started again by each `start` and gone after `close`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,8 +145,7 @@ def node(tmp_path: Path) -> Iterator[NodeRun]:
 @needs_nginx
 @pytest.mark.slow
 def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
-    """It starts nginx, says so, publishes figures, uses a list that the kubelet replaces, and ends
-    cleanly.
+    """It starts nginx, publishes figures, uses a list that the kubelet replaces, and ends cleanly.
 
     Of such a file the link stays the same, only the folder behind it is another. A list without the
     node changes nothing.
@@ -220,7 +219,7 @@ def test_tier_serves_while_its_figures_cannot_be_written(node: NodeRun) -> None:
 
 
 def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
-    """The cache is cleared if the machine booted since it was used, unless the tier was stopped before."""
+    """The cache is cleared after a boot unless the tier was stopped before it."""
     part = tmp_path / "parts" / "a"
     part.parent.mkdir()
     part.write_text("bytes")
@@ -238,7 +237,7 @@ def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
 @needs_nginx
 @pytest.mark.slow
 async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
-    """The list itself does not change any more; in the meantime, status and doctor report that it is not in use."""
+    """The list does not change again, and status and doctor report that it is unused."""
     nodes = tmp_path / "nodes"
     known = tmp_path / "known"
     port = free_port()
@@ -353,7 +352,7 @@ def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any)
 def test_node_waits_for_a_list_that_has_it(
     node: NodeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node that joins is not at fault: the probe succeeds, and nginx starts soon after the list has the node."""
+    """The probe succeeds meanwhile, and nginx starts soon after the list has the node."""
     node.mounted.replace({"nodes": "two=127.0.0.3\n"})
     node.begin("--wait")
     node.until(lambda: "waiting: one is not among the nodes" in node.said())

@@ -32,7 +32,7 @@ STALL_TIMEOUT_S = 5.0
 
 
 class Store(http.server.ThreadingHTTPServer):
-    """A store whose first answer with a part comes only when it is released, and permissions when it permits them."""
+    """A store that answers the first part once released, and permissions once permitted."""
 
     daemon_threads = True
 
@@ -142,7 +142,7 @@ def test_waiters_get_a_part_that_is_fetched_once(nodes: TierNodes, store: Store)
 
 @pytest.mark.slow
 def test_a_killed_workers_lock_ends_with_it(nodes: TierNodes, store: Store) -> None:
-    """Whoever asks next gets the part from the store, which has not answered the killed worker yet."""
+    """The next to ask gets the part from a store that never answered the killed worker."""
     worker = worker_of(nodes)
     with ThreadPoolExecutor(1) as threads:
         lost = threads.submit(get, nodes, store, PART)
@@ -169,7 +169,7 @@ def test_the_owner_tells_whether_a_part_is_in_hand(nodes: TierNodes, store: Stor
 
 
 def test_a_request_is_not_in_hand_before_it_is_permitted(nodes: TierNodes, store: Store) -> None:
-    """The node that was asked for the permission may be dead: the request is sent again, and asks another one."""
+    """The node asked for permission may be dead, so the request goes to another one."""
     store.permitted.clear()
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(get, nodes, store, PART)
@@ -182,7 +182,7 @@ def test_a_request_is_not_in_hand_before_it_is_permitted(nodes: TierNodes, store
 
 
 def test_the_owner_tells_each_node_about_its_own_request(store: Store) -> None:
-    """That another node's is in hand says nothing about one that was lost on its way, or with an owner that is dead."""
+    """Another node's request says nothing about one lost on its way or with a dead owner."""
     with (
         TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes,
         ThreadPoolExecutor(1) as threads,
@@ -225,7 +225,7 @@ def test_a_killed_workers_part_is_not_in_hand(nodes: TierNodes, store: Store) ->
 
 @pytest.mark.slow
 def test_connections_that_a_reload_closes_cost_no_second_fetch(store: Store) -> None:
-    """The owner's previous worker closes what is idle; a front that has not noticed that asks the same owner again."""
+    """An owner's old worker closes idle connections, and the front asks the owner again."""
     with TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes, ExitStack() as stack:
         owner = owner_of(nodes, store)
         front = nodes.front(nodes.tier.nodes[1 - owner])

@@ -1,4 +1,4 @@
-"""A tier in front of an origin: requested first, trusted in nothing; whatever fails there comes from the origin."""
+"""A tier before an origin: asked first, trusted in nothing, and backed by the origin."""
 
 import asyncio
 import random
@@ -96,7 +96,7 @@ async def test_secrets_that_the_tier_would_keep_on_disk_bypass_it(
 
 
 async def test_a_busy_store_is_asked_again_by_way_of_the_tier(tiered: TieredRig) -> None:
-    """Its 503 is no failure of the tier, and a request past that would be one more for the store."""
+    """Its 503 is no failure of the tier, and a request past that would burden the store."""
     obj = await tiered.put()
     tiered.near.refusal_headers = {"X-Shardcache-Tier": "MISS"}  # it passes the store's answer on
     tiered.near.fail(Mischief.SLOW_DOWN, key="a.tar", times=1, start=2 * PART)
@@ -133,7 +133,7 @@ async def test_known_versions_come_from_the_tier_while_the_store_fails(tiered: T
 async def test_a_part_that_the_tier_fails_to_send_comes_from_the_origin(
     fault: Mischief, times: int, refreshed: int, tiered: TieredRig
 ) -> None:
-    """In the same call, without a retry or pause; one that may be damaged is first asked for past the tier's cache."""
+    """No pause comes before it, but a damaged part is first asked for past the tier's cache."""
     obj = await tiered.put()
     tiered.near.fail(fault, key="a.tar", start=2 * PART, times=times)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
@@ -146,7 +146,7 @@ async def test_a_part_that_the_tier_fails_to_send_comes_from_the_origin(
 
 
 async def test_the_tier_is_asked_for_single_parts(tiered: TieredRig) -> None:
-    """However fast it is: another node's requests, for other ranges, would not find what it caches for these."""
+    """Another node's requests would be for other ranges, and not find what it caches."""
     obj = await tiered.put()
     tiered.downloader = tiered.make(shard_connections=1)
     for _ in range(2):
@@ -162,7 +162,7 @@ async def test_the_tier_is_asked_for_single_parts(tiered: TieredRig) -> None:
 async def test_a_part_whose_owner_is_unreachable_is_requested_from_the_tier_again(
     silences: int, from_origin: int, tiered: TieredRig
 ) -> None:
-    """The next owner on the ring fetches it once for all nodes; the store is asked if that one is silent as well."""
+    """The next owner on the ring fetches it once for all, and only then the store is asked."""
     obj = await tiered.put()
     tiered.near.fail(Mischief.SILENCE, key="a.tar", start=2 * PART, times=silences)
     tiered.near.owner = None
@@ -175,7 +175,7 @@ async def test_a_part_whose_owner_is_unreachable_is_requested_from_the_tier_agai
 
 @pytest.mark.slow
 async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig) -> None:
-    """However long the object store takes: the owner answers that it lives, and nothing comes from the origin."""
+    """The owner answers that it lives, so nothing comes from the origin, however late."""
     obj = await tiered.put()
     tiered.near.hold("a.tar", times=1, start=2 * PART)
     tiered.downloader = tiered.make(stall_timeout_s=0.5, attempts=1)
@@ -194,7 +194,7 @@ async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig)
 async def test_a_request_that_its_owner_has_lost_is_sent_again(
     fault: Mischief, tiered: TieredRig
 ) -> None:
-    """An owner that says that it has no request for the part is not waited for, and the store is not asked."""
+    """An owner that knows no such request is not waited for, and the store is not asked."""
     obj = await tiered.put()
     tiered.near.owner_has_parts = False
     tiered.near.fail(fault, key="a.tar", times=1, start=2 * PART)
@@ -219,7 +219,7 @@ async def test_a_request_that_is_lost_twice_goes_to_the_store(tiered: TieredRig)
 
 @pytest.mark.slow
 async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> None:
-    """It sends, but answers nothing: such parts come from the origin, and then everything from another owner."""
+    """Its slow parts come from the origin, and then everything from another owner."""
     obj = await tiered.put()
     tiered.downloader = tiered.make(hedged_share=0.03, stall_timeout_s=10)
     await tiered.download(obj)
@@ -266,8 +266,7 @@ async def test_an_owner_is_learnt_to_be_slow_from_its_own_rate(tiered: TieredRig
 async def test_a_silent_owner_is_not_called_slow(
     fault: Mischief, from_origin: int, tiered: TieredRig
 ) -> None:
-    """It is dead, and nginx has the next one for all nodes alike: another way would fetch its parts
-    a second time.
+    """It is dead, and nginx has the next one for all nodes, so a detour would fetch parts again.
 
     That it had sent the beginning of a part makes no difference: that part, too, comes by way of
     the next owner.
@@ -321,7 +320,7 @@ async def test_bytes_that_arrived_damaged_are_fetched_past_the_tiers_cache(
 async def test_a_replaced_object_is_noticed_behind_a_tier_that_has_the_old_one(
     tiered: TieredRig,
 ) -> None:
-    """Its parts are those of the old version; what is missing there must not come from the new one."""
+    """Its parts are the old version's, and missing ones must not come from the new one."""
     obj = await tiered.put()
     tiered.far.put("a.tar", DATA[::-1])
     assert (await tiered.download(obj)).path.read_bytes() == DATA
@@ -345,7 +344,7 @@ async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> No
 @pytest.mark.slow
 @needs_root
 async def test_a_front_of_another_user_gets_no_signed_url(faulty: FaultyS3, tmp_path: Path) -> None:
-    """Whoever takes the socket's place while nginx is down is sent nothing; every byte comes from the origin."""
+    """An impostor at the socket while nginx is down is sent nothing, and the origin is used."""
     with open_folder() as folder:
         folder.chmod(0o777)
         front = folder / "front.sock"
@@ -362,7 +361,7 @@ async def test_a_front_of_another_user_gets_no_signed_url(faulty: FaultyS3, tmp_
 
 @pytest.mark.slow
 async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredRig) -> None:
-    """A failure counts by the time that it took: sixteen stalls, two at a time, would hold up a shard for minutes."""
+    """A failure counts by the time it took, as many stalls would hold up a shard for minutes."""
     obj = await tiered.put()
     tiered.near.fail(Mischief.STALL, key="a.tar")
     tiered.downloader = tiered.make(stall_timeout_s=1, shard_connections=2)
@@ -376,7 +375,7 @@ async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredR
 async def test_requests_that_tell_no_version_or_need_the_sdk_bypass_the_tier(
     faulty: FaultyS3, tmp_path: Path, socket_folder: Path, *, web: bool
 ) -> None:
-    """Dates cannot tell two versions of one second apart, presigned urls cannot have the SDK's options: no failure."""
+    """Dates tell too little, and presigned urls lack the SDK's options, so it is no failure."""
     faulty.validators = ("Last-Modified",) if web else ("ETag",)
     options = {} if web else {"config_kwargs": {"s3": {"addressing_style": "path"}}}
     async with FaultyS3(front=socket_folder / "front.sock") as near:

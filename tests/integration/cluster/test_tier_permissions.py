@@ -1,4 +1,4 @@
-"""Permissions of the tier: a cached part is for those whom the store permits, which is asked as seldom as may be."""
+"""Permissions of the tier: a cached part is for those whom the store permits."""
 
 import http.server
 import os
@@ -71,41 +71,42 @@ def pair(web: str) -> Iterator[TierNodes]:
         yield nodes
 
 
+SIGNATURE = (
+    "Algorithm",
+    "Content-Sha256",
+    "Credential",
+    "Date",
+    "Expires",
+    "SignedHeaders",
+    "Security-Token",
+    "Signature",
+)
+OTHER_ARGUMENTS = (
+    "PartNumber=1",
+    "partNumber=1",
+    "response-content-encoding=gzip",
+    "versionId=1",
+    "x-id=GetObject",
+    "unknown",
+    "X-Amz-Checksum-Mode=ENABLED",
+    "x-amz-date=a",
+    "X-Amz-Dat%65=a",
+    "X-Amz-Date",
+    "%58-Amz-Date=a",
+    "=",
+)
+
+
 def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNodes) -> None:
     """Whatever else a url asks for, however it is written, is not cached as the plain file."""
-    names = (
-        "Algorithm",
-        "Content-Sha256",
-        "Credential",
-        "Date",
-        "Expires",
-        "SignedHeaders",
-        "Security-Token",
-        "Signature",
-    )
-    first, second = (
-        "&".join(f"X-Amz-{name}={value}" for name in names) for value in ("a", "b%2Fc")
-    )
-    others = (
-        "PartNumber=1",
-        "partNumber=1",
-        "response-content-encoding=gzip",
-        "versionId=1",
-        "x-id=GetObject",
-        "unknown",
-        "X-Amz-Checksum-Mode=ENABLED",
-        "x-amz-date=a",
-        "X-Amz-Dat%65=a",
-        "X-Amz-Date",
-        "%58-Amz-Date=a",
-        "=",
-    )
+    first = "&".join(f"X-Amz-{name}=a" for name in SIGNATURE)
+    second = "&".join(f"X-Amz-{name}=b%2Fc" for name in SIGNATURE)
     plain = _first(pair, f"{web}/get?{first}")
     again = _first(pair, f"{web}/get?{second}&X-Amz-Date=b", Cookie="another")
     assert again.body == plain.body
     assert "set-cookie" not in again.headers
     assert _first(pair, f"{web}/get?a|b").status == 403, "the key of another url"
-    for other in others:
+    for other in OTHER_ARGUMENTS:
         for arguments in (
             f"{other}&{first}",
             *(f"{first}{sign}{other}" for sign in ("&", ";", "#&")),
@@ -127,7 +128,7 @@ def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNode
 def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(
     trust_s: int, questions: int, web: str
 ) -> None:
-    """For all parts of an object and all nodes; again for another signature, and for another version."""
+    """One answer holds for all parts and nodes, but not another signature or version."""
     with TierNodes([web], trust_s=trust_s) as nodes:
         for signature, etag in (("a", '"any"'), ("b", '"any"'), ("a", '"new"')):
             ByArgument.seen.clear()
@@ -186,7 +187,7 @@ def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
 
 @pytest.mark.parametrize("ipv6", first_quick([True, False]))
 def test_addresses_that_cannot_be_reached_cost_no_request(web: str, *, ipv6: bool) -> None:
-    """Of a name with addresses of both kinds, on a node that has a way to one kind alone, known or not."""
+    """A name may have addresses of both kinds on a node that has a way to only one."""
     named = web.replace("127.0.0.1", "store.test")
     with (
         NameServer(*(f"ff0e::{number}" for number in range(1, 7))) as names,
@@ -215,8 +216,7 @@ def test_readers_that_refetch_a_part_wait_for_one_fetch(web: str, pair: TierNode
 def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
     outage_s: int, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the operator wants it: with the same key, and what is cached. To others its answer goes as
-    it is.
+    """It is the operator's choice, for the same key and cached parts; others get its answer.
 
     A node may have found its permission cached, as another node's with the same url; one that
     joined has not read yet.
@@ -256,7 +256,7 @@ def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
 def test_a_version_is_told_to_those_who_may_read_it(
     same_rights: bool, web: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In an outage, on any node: to an access key that was permitted, or to any if all nodes have the same rights."""
+    """Any node tells it in an outage, to a permitted key, or to any if rights are equal."""
     issue(parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4"), tmp_path, 30)
     tls = Tls(*(tmp_path / "{node}" / file for file in ("ca.pem", "node.pem", "node.key")))
     with TierNodes([web], outage_s=600, same_rights=same_rights, tls=tls) as nodes:

@@ -57,7 +57,7 @@ def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
 def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(
     tmp_path: Path, shards: int, room: int, window: int
 ) -> None:
-    """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
+    """Two readers in different orders get every sample, and the cache's bound holds."""
     (tmp_path / "data").mkdir()
     write_shards(tmp_path / "data", shards, SAMPLES, SIZES)
     capacity_bytes = room * SHARD_BYTES
@@ -88,7 +88,7 @@ def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(
 
 @pytest.mark.slow
 def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
-    """However busy the cache is, what kept a shard from going is looked at again, and the waiting reader served."""
+    """A busy cache looks again at what kept a shard, and serves the waiting reader."""
     (tmp_path / "data").mkdir()
     paths = write_shards(tmp_path / "data", 2, SAMPLES, SIZES)
     with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
@@ -112,7 +112,7 @@ def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_requests_that_cannot_fit_are_refused_at_once(tmp_path: Path) -> None:
-    """The user learns both sizes and what to do; nothing is fetched and nothing is evicted for it."""
+    """The user learns both sizes and the remedy, and nothing is fetched or evicted for it."""
     (tmp_path / "small").mkdir()
     (tmp_path / "large").mkdir()
     small = write_shards(tmp_path / "small", 1, 1, {"bin": 1000})[0]

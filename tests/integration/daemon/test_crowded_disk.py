@@ -40,7 +40,7 @@ def crowded(folder: Path, leave_bytes: int) -> Iterator[tuple[Daemon, Tmpfs]]:
 
 @pytest.mark.slow
 def test_warming_more_than_the_disk_gives_is_refused(tmp_path: Path, shards: list[Path]) -> None:
-    """The error names the other files, and the status what they take; without them, all shards are fetched."""
+    """The error and the status tell of other files, and all shards are fetched without them."""
     size_bytes = shards[0].stat().st_size
     with crowded(tmp_path / "m", 2 * size_bytes + RESERVE_BYTES) as (daemon, disk):
         refused = shardcache("warm", "--socket", daemon.socket, *shards)
@@ -76,7 +76,7 @@ def test_warming_reports_the_shards_that_are_cached_at_its_end(
 def test_reader_that_the_disk_has_no_space_for_gets_an_error(
     tmp_path: Path, shards: list[Path], held: int
 ) -> None:
-    """At once for a shard that cannot fit, within seconds for one that only the reader's own keeps out."""
+    """It comes at once if the shard cannot fit, and soon if the reader's own keep it out."""
     leave_bytes = shards[0].stat().st_size * (1 + 2 * held) // 2 + RESERVE_BYTES * held
     urls = [f"file://{path}" for path in shards]
     with crowded(tmp_path / "m", leave_bytes) as (daemon, disk), RawSession(daemon) as session:

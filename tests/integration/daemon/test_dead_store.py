@@ -1,4 +1,4 @@
-"""A store that nobody answers for: what users and operators are shown while its requests are repeated."""
+"""A store that does not answer: what people see while its requests are repeated."""
 
 import logging
 import os
@@ -53,7 +53,7 @@ PATTERNS = ["s3://bucket/train/index.json", "s3://bucket/train-*.tar", "s3://buc
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_job_whose_shards_are_being_listed_is_waiting(silent: Daemon, pattern: str) -> None:
-    """In status, its terminal and the metrics, on the dashboard, and in the explanation: for which store, how long."""
+    """Status, metrics, dashboard and explanation say for which store it waits, and how long."""
     job = f"job of {pattern}"
     with live(silent) as events, RawSession(silent, job) as session:
         page = Page(events)
@@ -122,7 +122,7 @@ def test_job_that_has_its_shards_no_longer_waits(silent: Daemon) -> None:
 
 
 def test_listing_of_urls_that_one_may_not_see_is_shown_without_its_store(tmp_path: Path) -> None:
-    """By TCP without a token, only what everybody may fetch is named: the job waits, and that is all."""
+    """TCP without a token shows only that the job waits, unless everybody may fetch the urls."""
     port = free_port()
     rule = f'[[allow]]\nprefix = "s3://bucket/"\nusers = [{os.getuid()}]\n'
     (tmp_path / "conf.toml").write_text(rule)
@@ -146,7 +146,7 @@ def test_listing_of_urls_that_one_may_not_see_is_shown_without_its_store(tmp_pat
 def test_training_log_names_the_silent_store(
     silent: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After ten seconds, and the error when its patience has ended; the daemon has answered all along."""
+    """It does so after ten seconds and at the end, though the daemon answers all along."""
     with (
         caplog.at_level(logging.WARNING, "shardcache"),
         pytest.raises(NoDaemonError, match=LISTING),

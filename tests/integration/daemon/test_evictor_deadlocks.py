@@ -1,4 +1,4 @@
-"""Readers that keep each other waiting for room: told within seconds, whatever the form of their shards."""
+"""Readers that keep each other waiting for room are told within seconds, for any form."""
 
 import gc
 import gzip
@@ -71,7 +71,7 @@ def hold_and_want(daemon: Daemon, session: RawSession, held: int, position: int)
 
 
 def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: list[str]) -> None:
-    """Asking leaves it reading, as the page of jobs sees it; needing does not; giving up what was asked ends it."""
+    """The page of jobs shows a reader as reading until it needs what it has asked for."""
     with (
         Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
         RawSession(daemon) as holding,
@@ -113,7 +113,7 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
 def test_compressed_shard_without_room_delays_no_other(
     tmp_path: Path, compressed: list[str], plain: list[str]
 ) -> None:
-    """The job whose own shards leave no room to inflate the next is told; those behind it, plain or not, continue."""
+    """The job whose own shards leave no room to inflate the next is told; others continue."""
     with (
         Daemon(tmp_path, capacity=str(3 * SHARD_BYTES)) as daemon,
         RawSession(daemon, job="greedy") as greedy,
@@ -166,7 +166,7 @@ def test_compressed_shard_that_is_not_needed_yet_gives_way(
 def test_workers_that_wait_for_each_other_get_a_deadlock_error(
     tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With room for one shard, one worker keeps it while the loader waits for the other, which has none: an error."""
+    """One worker keeps the only room while the loader waits for the other, which has none."""
     # torch waits so long for a worker that itself waits for hours, and then ends it.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
@@ -182,7 +182,7 @@ def test_workers_that_wait_for_each_other_get_a_deadlock_error(
 
 @pytest.mark.slow
 def test_a_worker_with_few_batches_left_is_waited_for(tmp_path: Path, plain: list[str]) -> None:
-    """However slow the training step: a loader lets workers be some batches ahead, so a short shard is given back."""
+    """A loader lets workers be some batches ahead, so a short shard is given back."""
     loader = {"loader": "one", "rank": 0, "batch_size": SAMPLES // 2}
     with (
         Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,

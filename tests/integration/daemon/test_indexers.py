@@ -68,7 +68,7 @@ async def test_error_keeps_its_type_and_the_process_continues(
 async def test_unforeseen_error_is_reported_as_what_it_is(
     indexers: Indexers, tmp_path: Path
 ) -> None:
-    """A fault of the program, here caused by a request that the daemon never makes, is no lack of memory."""
+    """A fault of the program, here from an invalid request, is no lack of memory."""
     tar = tmp_path / "a.tar"
     tar.write_bytes(make_tar(random_samples(3)))
     with pytest.raises(CacheError, match=r"an unexpected error \(TypeError: ") as caught:
@@ -132,7 +132,7 @@ async def test_process_has_no_credentials(
 async def test_process_that_needs_too_much_memory_says_so_and_continues(
     indexers: Indexers, tmp_path: Path
 ) -> None:
-    """What it may take is limited, so that no shard can take the node's; lowered here, as 4 GiB take long to fill."""
+    """Its memory is limited, so that no shard can take the node's (lowered here for speed)."""
     lines = tmp_path / "a.jsonl"
     tar = tmp_path / "a.tar"
     lines.write_bytes(b'{"a": [' + b"{}, " * 4_000_000 + b"{}]}")
@@ -204,7 +204,7 @@ def takes_requests(pid: int) -> bool:
 
 @pytest.mark.slow
 async def test_process_that_works_long_is_not_replaced(tmp_path: Path) -> None:
-    """One that waits for a tar for twice the limit on silence answers pings, and is left to finish."""
+    """A long wait for a tar is no silence, as it answers pings, and may finish."""
     fifo = tmp_path / "slow.tar"
     os.mkfifo(fifo)
     request = IndexRequest(str(fifo), str(tmp_path / "slow.idx"), {}, f"file://{fifo}", True, 10**6)

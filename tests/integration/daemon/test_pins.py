@@ -73,7 +73,7 @@ def read(daemon: Daemon, urls: list[str]) -> None:
 
 
 def test_pinned_shards_stay_until_they_are_unpinned(daemon: Daemon, urls: list[str]) -> None:
-    """Others come and go next to it, `evict` leaves it and says why, and it is never fetched again."""
+    """Others come and go next to it, and `evict` leaves it and says why."""
     assert pin(daemon, urls[:2])[-1]["fetched"] == 2
     for _ in range(2):
         read(daemon, urls)
@@ -92,7 +92,7 @@ def test_pinned_shards_stay_until_they_are_unpinned(daemon: Daemon, urls: list[s
 
 
 def test_pin_has_room_next_to_a_plan_that_fills_the_cache(daemon: Daemon, urls: list[str]) -> None:
-    """A job that goes round more shards than fit gives way to a pin; what is only warmed would wait for it to end."""
+    """A job that goes round more shards than fit gives way to a pin, not to a mere warm."""
     with RawSession(daemon) as session:
         session.plan(urls[:5], [0, 1, 2, 3, 4, 0, 1, 2, 3, 4])
         session.take(0)
@@ -131,7 +131,7 @@ def test_pins_that_would_fill_the_cache_are_refused(daemon: Daemon, urls: list[s
 def test_a_shard_that_cannot_be_fetched_is_not_pinned(
     daemon: Daemon, urls: list[str], tmp_path: Path
 ) -> None:
-    """A url of nothing and a tar cut short: each an error, and neither takes up room that pins may have."""
+    """A url of nothing and a truncated tar are errors, and take no room from pins."""
     cut = tmp_path / "data" / "cut.tar"
     cut.write_bytes(make_tar(random_samples(5, SIZES))[:100_000])
     events = pin(daemon, [urls[0], urls[0] + "x", f"file://{cut}"])
@@ -142,7 +142,7 @@ def test_a_shard_that_cannot_be_fetched_is_not_pinned(
 
 
 def test_another_version_stays_in_place_of_the_former(daemon: Daemon, urls: list[str]) -> None:
-    """A pin is of the url: once the store's new version has come, that is kept, and the old one may go."""
+    """A pin is of the url: the store's new version is kept, and the old one may go."""
     pin(daemon, urls[:1])
     (former,) = pins(daemon)
     path = Path(urls[0].removeprefix("file://"))
@@ -199,7 +199,7 @@ def test_shards_without_room_because_of_pins_say_so(
 @needs_root
 @pytest.mark.slow
 def test_only_a_pins_users_and_root_may_unpin() -> None:
-    """Only what one may have fetched; only one's own pins come off, but for root; others' urls are not told."""
+    """Pins are for permitted urls, and only their owners and root remove or see them."""
     owner = OtherUser(12345)
     other = OtherUser(12346)
     with open_folder() as root:

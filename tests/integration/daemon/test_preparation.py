@@ -1,4 +1,4 @@
-"""A daemon that has just started: what it prepares for its first reader, and that nothing in it can end the daemon."""
+"""A daemon that has just started: its preparations for readers, none of which can end it."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def root() -> Iterator[Path]:
 
 
 def aws(root: Path, config: str, **more: str) -> Mapping[str, str]:
-    """Return the variables of a user whose AWS config file holds `config`, and who has nothing else of AWS."""
+    """Return a user's variables with `config` as AWS config file and nothing else of AWS."""
     (root / "config").write_text(config)
     files = {
         "AWS_CONFIG_FILE": str(root / "config"),
@@ -47,7 +47,7 @@ def samples(url: str | Path, daemon: Daemon) -> int:
 
 
 def test_processes_are_started_before_the_first_connection_is_handled(root: Path) -> None:
-    """The first answer of a daemon comes after the start of its transport worker and its indexer."""
+    """The first answer of a daemon comes after its transport worker and indexer start."""
     with Daemon(root / "d") as daemon:
         found = [len(transport_workers(daemon.pid)), len(running(daemon.pid, INDEXER))]
     assert found == [1, 1]
@@ -65,7 +65,7 @@ def test_processes_are_started_before_the_first_connection_is_handled(root: Path
 def test_broken_aws_config_reaches_the_readers_of_s3_alone(
     config: str, more: dict[str, str], cause: str, root: Path
 ) -> None:
-    """The reader of an s3:// url gets the error with its remedy; those of local urls read on, and the daemon lives."""
+    """The reader of an s3:// url gets the error and its remedy; those of local urls read on."""
     with Daemon(root / "d", env=aws(root, config, **more)) as daemon:
         eventually(lambda: bool(transport_workers(daemon.pid)))
         with pytest.raises(ConfigError, match=cause) as told:
@@ -77,7 +77,7 @@ def test_broken_aws_config_reaches_the_readers_of_s3_alone(
 
 @pytest.mark.slow
 def test_daemon_serves_once_s3_is_loaded(root: Path) -> None:
-    """Where the environment configures it: the first reader's first batch takes as long as any other's."""
+    """The first reader's first batch takes as long as any other's, if S3 is configured."""
     description = root / "models" / "s3" / "2099-01-01" / "service-2.json"
     description.parent.mkdir(parents=True)
     description.write_text("{")
@@ -90,7 +90,7 @@ def test_daemon_serves_once_s3_is_loaded(root: Path) -> None:
 
 
 def test_daemon_with_s3_configured_has_its_credentials_when_it_serves(root: Path) -> None:
-    """The first answer comes after the SDK and the credentials, with which no reader then competes."""
+    """The first answer comes after the SDK and credentials, so no reader competes with them."""
     keys = '{"Version": 1, "AccessKeyId": "key", "SecretAccessKey": "secret"}'
     (root / "issued").write_text(keys)
     config = (
@@ -103,7 +103,7 @@ def test_daemon_with_s3_configured_has_its_credentials_when_it_serves(root: Path
 
 @pytest.mark.slow
 def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
-    """A credential process that never answers keeps neither a worker nor an indexer from starting."""
+    """A credential process that never answers delays neither workers nor indexers."""
     os.mkfifo(root / "silent")
     config = f"[default]\ncredential_process = cat {root}/silent\n"
     with Daemon(root / "d", env=aws(root, config)) as daemon:
@@ -114,7 +114,7 @@ def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
 
 @pytest.mark.slow
 def test_failed_preparation_does_not_end_the_daemon(root: Path) -> None:
-    """Whatever the SDK raises while it is loaded, here over a description that is no JSON, local urls are read."""
+    """Local urls are read whatever the SDK raises on loading, here over invalid JSON."""
     description = root / "models" / "s3" / "2099-01-01" / "service-2.json"
     description.parent.mkdir(parents=True)
     description.write_text("{")
@@ -164,7 +164,7 @@ def test_hanging_credential_process_ends_with_the_daemon(
 def test_output_of_a_credential_process_is_in_no_error_or_log(
     profile: str, program: str, cause: str, root: Path
 ) -> None:
-    """The error says how the program failed, and what to do; nothing that it printed, which may be a secret."""
+    """The error has cause and remedy, but no output of the program, which may be secret."""
     (root / "program").write_text(program)
     config = f"{profile}credential_process = sh {root}/program\n"
     with Daemon(root / "d", "--log-level", "debug", env=aws(root, config)) as daemon:

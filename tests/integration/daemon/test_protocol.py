@@ -82,7 +82,7 @@ def test_a_declared_plan_is_fetched_without_being_asked_for(
 def test_counts_of_this_node_alone_are_told_from_those_of_an_index(
     daemon: Daemon, urls: list[str]
 ) -> None:
-    """A reader that sends a list with them, as after a restart, does not make them known to other nodes."""
+    """A reader that sends a list with them, as after a restart, does not publish them."""
     with Session(daemon) as session:
         session.plan([ShardRef(urls[0], samples=10)], [0])
         session.take(0)
@@ -124,7 +124,7 @@ def test_several_in_hand_are_all_pinned_until_each_is_given_back(
 
 
 def test_unneeded_grants_can_be_returned(daemon: Daemon, urls: list[str]) -> None:
-    """A shard that was only asked for goes back without having counted as read, and no word of it comes too late."""
+    """A shard that was only asked for does not count as read, even if a word of it is late."""
     with Session(daemon, job="changing its mind") as session:
         session.plan(urls, [0, 1])
         leased = session.ask("lease", position=0)
@@ -144,7 +144,7 @@ def test_unneeded_grants_can_be_returned(daemon: Daemon, urls: list[str]) -> Non
 def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(
     daemon: Daemon, urls: list[str], told: dict[str, bool], done: int
 ) -> None:
-    """To ask holds nothing. A reader that opened the file just before its eviction has read it; else it has not."""
+    """Asking holds nothing. Only a reader that opened the file before its eviction has read it."""
     path = Path(urls[0].removeprefix("file://"))
     job = f"robbed, {done} read"
     with Session(daemon, job=job) as session:
@@ -179,7 +179,7 @@ def test_leases_without_end_are_refused(daemon: Daemon, urls: list[str]) -> None
 
 
 def test_a_flood_of_requests_slows_its_sender_alone(daemon: Daemon, urls: list[str]) -> None:
-    """Thousands of requests that nobody waits for are all answered, and another session is served among them."""
+    """Thousands of requests are answered, with another session served among them."""
     with Session(daemon) as flooding, Session(daemon) as other:
         flooding.plan(urls, [0])
         other.plan(urls, [1])

@@ -93,7 +93,7 @@ class ServiceManager:
     def spawn(
         self, args: Sequence[str], env: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """Run `python -m shardcache` with arguments, as a manager would: its `spawn` for `Daemon`."""
+        """Run `python -m shardcache` with arguments as a manager would, as `spawn` of `Daemon`."""
         told = {"NOTIFY_SOCKET": self.address}
         if self._watchdog_s is not None:
             told["WATCHDOG_USEC"] = str(int(self._watchdog_s * 1e6))
@@ -104,7 +104,7 @@ class ServiceManager:
             )
 
     def hear(self, limit_s: float = GUARD_S) -> dict[str, str]:
-        """Return the fields of the next message. Raises TimeoutError when none comes within the limit."""
+        """Return the fields of the next message. Raises TimeoutError if none comes in time."""
         self._ear.settimeout(limit_s)
         lines = self._ear.recv(4096).decode().splitlines()
         self.messages.append(dict(line.split("=", 1) for line in lines))
@@ -140,7 +140,7 @@ def handing_over(
     env: Mapping[str, str],
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a command that finds sockets as its descriptors 3, 4 …; further options are those of Popen."""
+    """Start a command with sockets as its descriptors 3, 4 …; other options are Popen's."""
     fds = [sock.fileno() for sock in sockets]
     become = (sys.executable, "-ISc", _BECOME, ",".join(map(str, fds)), *command)
     return subprocess.Popen(become if fds else command, env=env, pass_fds=fds, **options)
@@ -174,7 +174,7 @@ def names(pid: int) -> set[bytes]:
 
 @pytest.mark.slow
 def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> None:
-    """READY comes first and means that one may connect; the watchdog hears of life, and the stop is announced."""
+    """READY comes first and means readiness. Signs of life and the stop follow."""
     path = tmp_path / "s.sock"
     options = ("--cache-dir", str(tmp_path / "cache"), "--capacity", "1GB")
     with ServiceManager(tmp_path / "notify", watchdog_s=1.5) as manager:
@@ -206,7 +206,7 @@ def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> Non
 async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
     tmp_path: Path, urls: str, handed: socket.socket
 ) -> None:
-    """Its watchdog hears nothing any more; while it is killed and started again, who connects waits and is served."""
+    """Its silent watchdog has it restarted, while new connections wait and are served."""
     with (
         ServiceManager(tmp_path / "notify", watchdog_s=1.5, sockets=[handed]) as manager,
         Daemon(tmp_path, spawn=manager.spawn) as daemon,
@@ -230,7 +230,7 @@ async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
 
 @pytest.mark.slow
 def test_activated_sockets_remain_the_managers(tmp_path: Path, handed: socket.socket) -> None:
-    """Sockets and variables reach no further process, TCP answers by the same rules, and the socket's name stays."""
+    """No further process gets sockets or variables, and the socket's name stays."""
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         ServiceManager(tmp_path / "notify", sockets=[handed, tcp]) as manager,
@@ -256,7 +256,7 @@ def test_activated_sockets_remain_the_managers(tmp_path: Path, handed: socket.so
 
 
 def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
-    """A socket that cannot be served, or would let everybody in, is refused with what to change in the socket unit."""
+    """A socket that is useless or open to all is refused, with the remedy for its unit."""
     with (
         bound(tmp_path / "good") as good,
         bound(tmp_path / "second") as second,
@@ -292,7 +292,7 @@ def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_answers_to_one_question_are_refused(tmp_path: Path, handed: socket.socket) -> None:
-    """A daemon that is told of one socket by the manager and of another by its options says so, and starts not."""
+    """A daemon told of one socket by the manager and another by options does not start."""
     with pytest.raises(ConfigError) as of_socket:
         ActivatedSockets(handed).path(tmp_path / "other")
     with (

@@ -46,10 +46,7 @@ def get(port: int, path: str, **headers: str) -> requests.Response:
 
 
 def test_the_page_brings_all_it_needs(daemon: Daemon, port: int) -> None:
-    """Files that it names exist, have the right type and are cached forever; the page is asked for
-    again, and is short where it is known. Nothing in it comes from elsewhere or is written into the
-    page, and browsers are told so.
-    """
+    """Its files exist, have the right type and are cached. Nothing comes from elsewhere."""
     page = get(port, "/")
     named = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
     kinds = {
@@ -66,9 +63,7 @@ def test_the_page_brings_all_it_needs(daemon: Daemon, port: int) -> None:
 
 
 def test_every_colour_of_the_page_has_a_value() -> None:
-    """A name without one draws nothing, without any complaint: all that the page uses are in the
-    light theme, and those of the dark one among them.
-    """
+    """A colour without one draws nothing, so the light theme has all that the page uses."""
     texts = {path.name: path.read_text() for path in STATIC.iterdir()}
     used = re.findall(r"""(?:var\(|["'`])(--[a-z0-9-]+)[)"'`]""", "\n".join(texts.values()))
     light, dark = (
@@ -90,7 +85,7 @@ def test_unknown_files_are_not_found(daemon: Daemon, port: int, path: str) -> No
 
 
 def test_upcoming_shards_are_shown_by_time_and_presence(daemon: Daemon, urls: list[str]) -> None:
-    """A job's lane counts its plan by presence; what is not here and cannot come is named among the gaps."""
+    """A job's lane counts its plan by presence, and names among the gaps what cannot come."""
     daemon.request("POST", "/v1/warm", {"urls": urls})
     missing = urls[0].replace("000000", "999999")
     with live(daemon) as events, RawSession(daemon, "ahead") as reader:
@@ -135,7 +130,7 @@ def test_many_pages_cost_one_look(daemon: Daemon) -> None:
 
 
 def test_contents_need_the_token(tmp_path: Path) -> None:
-    """A browser brings no header when it opens a page, so that holds nothing; what fills it takes the token."""
+    """A browser opens a page without headers, so only its contents require the token."""
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)

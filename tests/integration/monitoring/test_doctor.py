@@ -1,4 +1,4 @@
-"""`shardcache doctor` on nodes and stores that are broken for real: each finding names the cause and what mends it."""
+"""`shardcache doctor` on truly broken nodes and stores: findings name causes and remedies."""
 
 import asyncio
 import json
@@ -24,14 +24,11 @@ from shardcache.cli.main import app
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import Layout
 from support.disks.mounts import Tmpfs, may_mount
-from support.network.certificates import Authority
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.cli import clean_environment
-from support.programs.daemon import Daemon, private_home, spawn
+from support.programs.daemon import Daemon, private_home
 from support.programs.guard import GUARD_S
-from support.shards.tars import make_tar, random_samples, write_shards
-from support.stores.buckets import Bucket
-from support.stores.faulty_s3 import FaultyS3
+from support.shards.tars import write_shards
 
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 STRANGER = OtherUser(uid=54_321)
@@ -62,7 +59,7 @@ def by_check(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_doctor_passes_a_healthy_node(daemon: Daemon) -> None:
-    """Exit 0; the daemon's own folder and limits, speeds of its disk and of a store that it has read from."""
+    """Exit 0 comes with the daemon's folder and limits, and speeds of disk and store."""
     ran = CliRunner().invoke(app, ["doctor", "--json", "--socket", str(daemon.socket)])
     report = json.loads(ran.stdout)
     found = by_check(report)
@@ -79,7 +76,7 @@ def test_doctor_passes_a_healthy_node(daemon: Daemon) -> None:
 
 
 def test_doctor_without_a_daemon_exits_3(tmp_path: Path) -> None:
-    """Exit 3, by word as well as by sign; the last line is the command that starts it, as it was asked for."""
+    """Exit 3 comes by word as well as by sign, and the last line starts the daemon."""
     flags = ["--cache-dir", f"{tmp_path}/cache", "--socket", f"{tmp_path}/s.sock"]
     ran = CliRunner().invoke(app, ["doctor", "--quick", *flags])
     assert ran.exit_code == 3
@@ -103,7 +100,7 @@ async def test_doctor_fails_a_cache_folder_that_others_can_write_to(tmp_path: Pa
 @needs_root
 @pytest.mark.slow
 def test_doctor_names_the_group_of_a_closed_socket_and_of_a_closed_folder(daemon: Daemon) -> None:
-    """A user outside of the group is told which one that is; so is a member who may not read the files."""
+    """A user outside the group is told which it is, as is a member who may not read files."""
     os.chown(daemon.socket, 0, 45_678)
     os.chown(daemon.cache_dir, 0, 45_679)
     code, report = STRANGER.doctor("--socket", daemon.socket)
@@ -128,7 +125,7 @@ _CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run && mkdir -m 0700 /run/shardcach
 def test_doctor_names_the_closed_folder_of_the_default_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another user's daemon at the default socket: `--socket` leaves it alone; without, the closed folder is named."""
+    """The closed folder of another user's daemon is named, but left alone with `--socket`."""
     user = OtherUser(STRANGER.uid, within=("unshare", "--mount", "sh", "-c", _CLOSED, "sh"))
     with open_folder() as folder:
         options = ("--cache-dir", folder / "cache")
@@ -165,7 +162,7 @@ async def test_doctor_fails_a_daemon_with_few_open_files(daemon: Daemon) -> None
 @needs_root
 @pytest.mark.slow
 def test_doctor_skips_a_config_that_the_user_may_not_read() -> None:
-    """A config that the user may not read is not called wrong; of a folder without write access, the remedy is said."""
+    """Such a config is not called wrong. A folder without write access gets a remedy."""
     with open_folder() as folder:
         config = folder / "conf.toml"
         config.write_text("")
@@ -212,7 +209,7 @@ async def test_doctor_tells_small_full_inodeless_and_read_only_disks_apart(tmp_p
 
 
 async def test_a_check_that_hangs_is_abandoned(tmp_path: Path) -> None:
-    """A check that never returns is abandoned and reported; the report does not wait for its thread."""
+    """A check that never returns is reported, and the report does not wait for its thread."""
     hangs = threading.Event()
 
     def never(_context: Context) -> None:
@@ -238,7 +235,7 @@ exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" -
 @pytest.mark.slow
 @needs_mounts
 def test_doctor_warns_of_a_container_with_little_of_everything(tmp_path: Path) -> None:
-    """In a mount namespace of its own: shared memory and the container's own layer are warned of."""
+    """A mount namespace shows warnings of shared memory and of the container's own layer."""
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", _BREAK, "bash", tmp_path, sys.executable],
         env=clean_environment({}),
@@ -328,168 +325,9 @@ async def test_doctor_warns_of_a_folder_of_another_user(tmp_path: Path) -> None:
 
 # Stores that are well, down, forbidden, late, or asked in the wrong way
 
-BODY = os.urandom(3_000_000)
-
-
-async def stores(
-    folder: Path, *urls: str, config: str = "", quick: bool = True, allow: tuple[str, ...] = ()
-) -> dict[str, Finding]:
-    """Return what is found of the stores, by check; where there are several stores, of the last one."""
-    (folder / "conf.toml").write_text(config)
-    flags = {"socket": str(folder / "s.sock")} | ({"allow": allow} if allow else {})
-    context = await asyncio.to_thread(Context, flags, folder / "conf.toml", urls, quick=quick)
-    found = await runner.examine(context, runner.CHECKS[-1:])
-    return {finding.check: finding for finding in found}
-
-
-def works(finding: Finding) -> bool:
-    """Tell whether it was found to work; how fast depends on who else uses this machine."""
-    return finding.state in ("ok", "warning")
-
-
-@pytest.mark.slow
-async def test_doctor_passes_a_healthy_bucket(moto: Bucket, tmp_path: Path) -> None:
-    """Where the credentials come from, the time to the first byte and the rate."""
-    url = moto.put("a-000000.tar", BODY)
-    found = await stores(tmp_path, url, quick=False)
-    checks = ("origin.credentials", "origin.reach", "origin.speed")
-    assert tuple(found) == checks, found
-    assert all(map(works, found.values())), found
-    assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
-    assert found["origin.credentials"].found.endswith("'s own)")
-    assert found["origin.reach"].figures["size_bytes"] == len(BODY)
-    assert found["origin.reach"].figures["first_byte_s"] > 0
-    assert found["origin.speed"].figures["read_bytes"] == len(BODY)
-
-
-@pytest.mark.slow
-async def test_stores_of_cached_shards_are_tried_with_the_daemons_credentials(
-    seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a url, stores of tables are tried, but for those of a whole protocol, and those of
-    cached shards.
-
-    That passes for a user whose own keys are wrong.
-    """
-    cached = seaweedfs.put("cached/a.tar", make_tar(random_samples(2)))
-    _ = seaweedfs.put("below/b.tar", BODY)
-    table = f'[[origin]]\nmatch = "{seaweedfs.url}/below/"\n[[origin]]\nmatch = "gs://"\n'
-    with Daemon(tmp_path, env=seaweedfs.env(), spawn=spawn) as daemon:
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
-        assert (await stores(tmp_path, config=table))[
-            "origin.reach"
-        ].subject == f"{seaweedfs.url}/below/"
-        daemon.request("POST", "/v1/warm", {"urls": [cached]})
-        found = await stores(tmp_path, config=table)
-    assert works(found["origin.reach"])
-    assert found["origin.reach"].subject == cached
-    assert "the daemon's, run as" in found["origin.credentials"].found
-
-
-@pytest.mark.slow
-async def test_a_store_is_tried_with_the_certificates_that_the_daemon_trusts(
-    tmp_path: Path,
-) -> None:
-    """A store of the site's own authority is reached by a user whose shell does not trust it, as by the daemon."""
-    authority = Authority(tmp_path / "authority")
-    async with FaultyS3(authority.server()) as server:
-        server.put("a.tar", BODY)
-        url = server.http_url("a.tar")
-        assert (await stores(tmp_path, url))["origin.reach"].state == "failed"
-        with Daemon(tmp_path, env={"SSL_CERT_FILE": str(authority.ca_file)}, spawn=spawn):
-            found = await stores(tmp_path, url)
-    assert works(found["origin.reach"]), found
-
-
-@pytest.mark.slow
-async def test_wrong_credentials_of_a_running_daemon_are_named_and_not_shown(
-    seaweedfs: Bucket, tmp_path: Path
-) -> None:
-    """They fail next to a user whose own are right; their source is named, and what to do."""
-    url = seaweedfs.put("a.tar", BODY)
-    with Daemon(
-        tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": "wrong-secret"}, spawn=spawn
-    ):
-        found = await stores(tmp_path, url)
-    assert "the daemon's, run as" in found["origin.credentials"].found
-    assert found["origin.reach"].state == "failed"
-    assert found["origin.reach"].code == "access_denied"
-    assert "the credentials are wrong" in found["origin.reach"].cause
-    assert found["origin.reach"].remedy.startswith("give the daemon credentials")
-    assert "AWS_PROFILE" in found["origin.reach"].remedy
-    shown = str(list(found.values()))
-    secrets = ("wrong-secret", os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["AWS_ACCESS_KEY_ID"])
-    assert not any(secret in shown for secret in secrets)
-
-
-async def test_missing_credentials_name_the_chain(
-    moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The links of the chain that were asked are named; and so is a profile that nobody wrote."""
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    url = moto.put("a.tar", BODY)
-    found = (await stores(tmp_path, url))["origin.credentials"]
-    assert found.state == "failed"
-    assert "no credentials found in the chain" in found.found
-    assert "anon = true" in found.remedy
-    found = (
-        await stores(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n')
-    )["origin.credentials"]
-    assert found.state == "failed"
-    assert "nobodys" in found.found
-    assert "create the profile" in found.remedy
-
-
-async def test_an_unreachable_store_names_its_table(tmp_path: Path) -> None:
-    """Nothing listens there: the endpoint and the table that names it are told."""
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        table = f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "http://127.0.0.1:{closed.getsockname()[1]}"\n'
-        found = await stores(tmp_path, "s3://b/a.tar", config=table)
-    assert found["origin.credentials"].found.startswith("none: the [[origin]] table sets anon")
-    reach = found["origin.reach"]
-    assert reach.state == "failed"
-    assert "the [[origin]] table for s3://b/" in reach.cause
-    assert "network path" in reach.remedy
-
-
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        (("AWS_ENDPOINT_URL",), "AWS_ENDPOINT_URL"),
-        (("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"), "AWS_ENDPOINT_URL_S3"),
-    ],
-)
-async def test_variable_that_names_a_dead_endpoint_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: tuple[str, ...], named: str
-) -> None:
-    """It is what has to be corrected; of two, the one that counts."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        for name in variables:
-            monkeypatch.setenv(name, endpoint)
-        reach = (await stores(tmp_path, "s3://b/a.tar"))["origin.reach"]
-    assert reach.cause.startswith(f"the endpoint {endpoint} is set by {named};")
-    assert reach.remedy.startswith(
-        f"correct {named}, if {endpoint} is wrong; else check the network path"
-    )
-    assert reach.code == "origin_unavailable"
-
-
-async def test_missing_bucket_has_a_remedy_of_its_own(moto: Bucket, tmp_path: Path) -> None:
-    """Another name, another store, or the command that makes it; and which endpoint was asked."""
-    reach = (await stores(tmp_path, "s3://no-such-bucket-here/train/"))["origin.reach"]
-    assert reach.found == "the bucket does not exist"
-    assert "is set by AWS_ENDPOINT_URL" in reach.cause
-    assert reach.remedy.startswith("correct the bucket's name")
-    assert reach.remedy.endswith("aws s3 mb s3://no-such-bucket-here")
-
 
 def test_the_first_step_advised_has_no_value_that_was_warned_of(tmp_path: Path) -> None:
-    """The command that starts a daemon has the capacity that the disk can hold, wherever it is shown."""
+    """The command that starts a daemon has the capacity that fits the disk, wherever shown."""
     flags = [
         "--cache-dir",
         f"{tmp_path}/cache",
@@ -517,28 +355,3 @@ async def test_folder_in_memory_is_not_in_the_command_that_starts_a_daemon(tmp_p
     assert found["cache.filesystem"].state == "warning"
     for check in ("socket.daemon", "cache.filesystem"):
         assert "--cache-dir /path/on/local/disk --capacity 500GB" in found[check].remedy
-
-
-async def test_missing_and_disallowed_urls_fail_by_themselves(moto: Bucket, tmp_path: Path) -> None:
-    """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
-    missing = f"{moto.url}/none.tar"
-    outside = "s3://other/a.tar"
-    found = (await stores(tmp_path, missing))["origin.reach"]
-    assert found.state == "failed"
-    assert found.code == "not_found"
-    assert "nothing is stored under this url" in found.cause
-    assert "not_found" not in found.cause
-    assert "typos" in found.remedy
-    found = (await stores(tmp_path, outside, allow=(f"{moto.url}/",)))["origin.reach"]
-    assert found.state == "failed"
-    assert "--allow" in found.remedy
-
-
-async def test_doctor_warns_of_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
-    """Each shard comes in one stream, which is measured all the same."""
-    faulty.ranges = False
-    faulty.put("a.tar", BODY)
-    found = await stores(tmp_path, faulty.http_url("a.tar"), quick=False)
-    assert found["origin.reach"].state == "warning"
-    assert "range requests" in found["origin.reach"].cause
-    assert found["origin.speed"].figures["read_bytes"] == len(BODY)

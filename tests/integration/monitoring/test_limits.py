@@ -1,4 +1,4 @@
-"""The limit that holds a reader back has one name in its explanation, status, terminal, dashboard and metrics."""
+"""The limit that holds a reader back has one name in explanation, status and metrics."""
 
 import threading
 from contextlib import suppress
@@ -78,7 +78,7 @@ def test_bandwidth_limit_is_shown_always_and_named_while_it_holds(tmp_path: Path
 
 @pytest.mark.slow
 def test_jobs_that_a_limit_starves_are_short_of_data_in_every_moment(tmp_path: Path) -> None:
-    """By the share of the last 30 s: their waits are short, and none of them is under way at most looks."""
+    """The share of the last 30 s tells, as their short waits are rarely under way."""
     urls = [f"file://{path}" for path in write_shards(tmp_path, 256, 10, {"bin": 10_000})]
     with (
         Daemon(tmp_path, "--max-bandwidth", "1MB", "--part-size", "65536") as daemon,

@@ -30,7 +30,7 @@ UNITS = ("seconds", "bytes", "ratio")
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """A daemon that has served a job, serves another and has met an error; and what it says of that."""
+    """A daemon that has served a job, serves another and has met an error, and its metrics."""
 
     daemon: Daemon
     port: int
@@ -64,7 +64,7 @@ class Scraped:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
-    """One daemon for all: it has published three shards, read them again, failed to find one, and has a reader."""
+    """One daemon for all, with three shards published and read, one missing, and a reader."""
     folder = tmp_path_factory.mktemp("d")
     (folder / "data").mkdir()
     urls = [f"file://{path}" for path in write_shards(folder / "data", SHARDS, 10, {"bin": 40_000})]
@@ -116,7 +116,7 @@ def test_top_shows_the_figures_of_status(scraped: Scraped) -> None:
 
 
 def test_the_bill_has_what_was_fetched_and_what_each_process_would_have(scraped: Scraped) -> None:
-    """Bytes, requests and money, of the node and each job, in the metrics, and in the log when the readers leave."""
+    """The metrics and the log have bytes, requests and money, of the node and each job."""
     status = scraped.daemon.status()
     bill = status["bill"]
     jobs = {job["name"]: job["bill"] for job in status["jobs"]}
@@ -153,7 +153,7 @@ def test_the_bill_has_what_was_fetched_and_what_each_process_would_have(scraped:
 
 
 def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:
-    """Quotes, backslashes and line ends: they come as they are, and no line of the scrape is made up by them."""
+    """Quotes, backslashes and line ends come as they are, and make up no line of the scrape."""
     job = {"job_name": JOB, "uid": str(os.getuid())}
     assert scraped.value("shardcache_job_done_shards_total", **job) == SHARDS
     waited = [
@@ -189,7 +189,7 @@ def test_each_transfer_part_and_wait_is_measured_once(scraped: Scraped) -> None:
 
 
 def test_errors_are_recognised_by_their_code(scraped: Scraped) -> None:
-    """Also those that never came, as 0: a counter that begins with 1 looks as if nothing had happened."""
+    """All codes are there as 0, since a counter that begins with 1 shows no increase."""
     failed = scraped.value("shardcache_failed_transfers_total", code="not_found")
     assert failed >= 1  # it was tried ahead of need, too
     assert scraped.value("shardcache_origin_errors_total", code="not_found") == failed
@@ -212,8 +212,7 @@ def test_metrics_are_served_by_tcp_in_both_formats(scraped: Scraped) -> None:
 
 
 def test_names_follow_the_conventions(scraped: Scraped) -> None:
-    """Prefix, base units at the end, `_total` for counters and nothing else, a sentence of help for
-    each.
+    """Prefix, base units at the end, `_total` for counters alone, and a sentence of help each.
 
     Nothing names a url: who may see which is a matter of rules, and there are too many.
     """
@@ -237,7 +236,7 @@ def test_names_follow_the_conventions(scraped: Scraped) -> None:
 def test_metrics_of_all_queries_exist(
     scraped: Scraped, queries: Callable[[], Iterator[Query]]
 ) -> None:
-    """Each metric that a panel or an alert names is in a scrape, with the labels that it selects, groups by, shows."""
+    """A scrape has each metric that a panel or alert names, with all labels that it uses."""
     for query in queries():
         names = query.metrics()
         found = {

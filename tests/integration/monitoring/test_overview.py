@@ -1,4 +1,4 @@
-"""Jobs in `status` and on the dashboard while they wait and afterwards, and their lines in the log."""
+"""Jobs in `status` and on the dashboard while waiting and after, and their log lines."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ async def test_a_slow_shard_shows_what_has_come_of_it(tmp_path: Path, faulty: Fa
 
 @pytest.mark.slow
 def test_a_job_that_waits_for_the_network(tmp_path: Path) -> None:
-    """Status and dashboard say for which shard it waits, and that nothing is ahead; afterwards, how long it did."""
+    """Status and dashboard say for which shard it waits, and afterwards for how long."""
     with (
         GatedStore() as store,
         Daemon(tmp_path, "--part-size", str(PART_BYTES)) as daemon,
@@ -142,7 +142,7 @@ def epochs(daemon: Daemon, job: str) -> list[int]:
 
 @pytest.mark.slow
 def test_an_epoch_is_one_line_however_many_workers_read_it(daemon: Daemon, urls: list[str]) -> None:
-    """Two epochs of a DataLoader: two lines at info, with user and sizes; each worker's connection at debug."""
+    """Two epochs of a DataLoader log two lines at info, and each connection at debug."""
     job = "train"
     dataset = ShardDataset(urls, socket=daemon.socket, job=job)
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
@@ -163,7 +163,7 @@ def test_an_epoch_is_one_line_however_many_workers_read_it(daemon: Daemon, urls:
 def test_an_epoch_that_goes_on_and_a_process_that_reads_nothing_are_no_lines(
     daemon: Daemon, urls: list[str]
 ) -> None:
-    """A reader that replaces skipped samples declares the rest again; a connection that resolves urls is at debug."""
+    """A reader that replaces skipped samples declares the rest again, and resolving is debug."""
     with RawSession(daemon, job="again") as session:
         session.plan(urls, [0, 1])
         session.plan(urls, [2])
@@ -183,7 +183,7 @@ def test_lines_name_job_and_shard(daemon: Daemon, urls: list[str]) -> None:
 
 
 def test_an_error_names_job_and_shard(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
-    """A shard that could not be fetched ahead has a line with whose it is, its url without its secrets."""
+    """A shard not fetched ahead has a line with its job and its url without secrets."""
     cut = tmp_path / "cut.tar"
     cut.write_bytes(Path(urls[0].removeprefix("file://")).read_bytes()[:10_000])
     with RawSession(daemon, job="unlucky") as session:

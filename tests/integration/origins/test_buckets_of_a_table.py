@@ -1,4 +1,4 @@
-"""Buckets that share an `[[origin]]` table and differ: in region, in what they take, in the way to them."""
+"""Buckets that share an `[[origin]]` table and differ in region, access or route."""
 
 import hashlib
 from collections.abc import AsyncIterator, Mapping
@@ -27,7 +27,7 @@ _DOMAIN = ".amazonaws.com"
 
 
 class Seen(NamedTuple):
-    """One request: for which bucket, whether by a signed url, whether as to a proxy, and the status of the answer."""
+    """One request: its bucket, signed url or not, proxy or not, and the answer's status."""
 
     bucket: str
     by_url: bool
@@ -133,7 +133,7 @@ TABLE = OriginTable.model_validate({"match": "s3://", "storage_options": {"use_s
 
 @pytest.fixture
 async def strict() -> AsyncIterator[StrictS3]:
-    """A store with a bucket in the SDK's region, one in another, and one that takes no signed urls."""
+    """A store with buckets in the SDK's region, in another, and without signed urls."""
     regions = {"near": HERE, "far": THERE, "odd": HERE}
     strict = StrictS3(regions, headers_only=frozenset({"odd"}))
     app = web.Application()
@@ -164,7 +164,7 @@ async def read(origins: Origins, strict: StrictS3, bucket: str) -> bool:
 
 
 def late(strict: StrictS3, bucket: str) -> list[tuple[bool, int]]:
-    """Return of a bucket's later requests whether they went by signed urls, and the answers' status."""
+    """Return the later requests of a bucket: by signed url or not, and the answer's status."""
     return [(each.by_url, each.status) for each in strict.seen if each.bucket == bucket][-READS:]
 
 
@@ -172,7 +172,7 @@ def late(strict: StrictS3, bucket: str) -> list[tuple[bool, int]]:
 async def test_each_bucket_is_asked_in_its_own_region(
     endpoint: str, strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One in another region is asked directly as well; one that takes no signed urls goes by the SDK, and it alone."""
+    """One in another region is asked directly, and one without signed urls goes by the SDK."""
     own = endpoint.startswith("s3")
     use_aws(monkeypatch, tmp_path, env("" if own else endpoint))
     hosts = ["near.s3", "odd.s3", "far.s3", f"far.s3.{THERE}"] if own else []
@@ -189,7 +189,7 @@ async def test_each_bucket_is_asked_in_its_own_region(
 async def test_the_environments_proxies_hold_for_each_host(
     strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A host that `no_proxy` names is asked directly, any other by the proxy, whichever is asked before."""
+    """A host that `no_proxy` names is asked directly, others by the proxy, in any order."""
     use_aws(monkeypatch, tmp_path, env())
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{strict.port}")
     monkeypatch.setenv("no_proxy", "near.s3.amazonaws.com")
@@ -224,7 +224,7 @@ async def test_invalid_region_is_not_followed(
 async def odd(
     strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> AsyncIterator[S3Origin]:
-    """The origin of the bucket `odd`, which tries presigned urls again at each read after they were refused."""
+    """The origin of the bucket `odd`, which tries refused presigned urls at each read."""
     use_aws(monkeypatch, tmp_path, env("http://minio:80"))
     lead(monkeypatch, "minio", "127.0.0.1", port=strict.port)
     workers = Workers()
@@ -235,7 +235,7 @@ async def odd(
 
 
 async def test_refused_presigned_urls_are_tried_again(strict: StrictS3, odd: S3Origin) -> None:
-    """Once a bucket accepts presigned urls again, they are used again: for a read after a while, then for all."""
+    """A bucket that accepts presigned urls again is soon read with them again."""
     url = strict.put("odd", "a.tar", DATA)
     for start in range(READS):
         obj = await odd.stat(url)
@@ -249,7 +249,7 @@ async def test_refused_presigned_urls_are_tried_again(strict: StrictS3, odd: S3O
 async def test_objects_without_etag_are_no_refusal_of_presigned_urls(
     strict: StrictS3, odd: S3Origin
 ) -> None:
-    """However many there are, the next object of the bucket is requested by presigned urls, as are these."""
+    """Such objects and the bucket's next are requested by presigned urls all the same."""
     url = strict.put("odd", "a.tar", DATA)
     strict.headers_only = frozenset()
     strict.tagged = False

@@ -1,4 +1,4 @@
-"""Keys that sessions have handed over: each session's requests are signed with its own, and others only after those."""
+"""Keys that sessions have handed over: each one's requests use its own first, then others."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ def fill(store: FaultyS3, *folders: str) -> list[str]:
 async def origins(
     faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> AsyncIterator[Origins]:
-    """Origins of a private daemon whose own key may read `own/`, and to which two more were handed over."""
+    """Origins of a private daemon with a key for `own/`, and two more handed over."""
     use_aws(monkeypatch, tmp_path, faulty.env() | keys("own"))
     faulty.permits = {"own": "own/", "one": "one/", "two": "two/"}
     origins = Origins([], max_connections=4, is_private=True)
@@ -50,7 +50,7 @@ async def read(origins: Origins, url: str) -> None:
 async def test_key_of_the_session_is_tried_first(
     faulty: FaultyS3, origins: Origins, name: str
 ) -> None:
-    """Whichever was handed over last, also if it is the daemon's own: no other one is in the store's log."""
+    """It is the only one in the store's log, whichever was last, even the daemon's own."""
     with origins.session_credentials.held(keys(name), UID):
         for url in fill(faulty, name):
             await read(origins, url)
@@ -75,7 +75,7 @@ async def test_sessions_read_one_bucket_in_turn_by_their_own_keys(
 
 
 async def test_refusals_are_remembered_by_folder(faulty: FaultyS3, origins: Origins) -> None:
-    """A session that reads with the keys of others has each refused once in each folder, not for each object."""
+    """Keys of others are refused once in each folder of a session, not for each object."""
     urls = fill(faulty, "one", "two")
     with origins.session_credentials.held(keys("none"), UID):
         for url in urls[:2]:

@@ -1,4 +1,4 @@
-"""Secrets that sessions have handed over: objects of Azure and Google are read with one that may read them."""
+"""Secrets that sessions have handed over: Azure's and Google's objects get a fitting one."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -52,7 +52,7 @@ async def origins_of(match: str, **table: Any) -> AsyncIterator[Origins]:
 
 @pytest.fixture
 async def of_azure(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Origins]:
-    """Origins of a private daemon whose own signature has expired, and to which two were handed over."""
+    """Origins of a private daemon with an expired signature, and two that were handed over."""
     (value,) = connection(azure, "expired").values()
     monkeypatch.setenv(CONNECTION, value)
     async for origins in origins_of("az://"):
@@ -76,7 +76,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleServer]:
 async def of_google(
     google: GoogleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Origins]:
-    """Origins of a private daemon whose own account may read nothing, and to which two keys were handed over."""
+    """Origins of a private daemon whose account may read nothing, and two handed over."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", google.service_account(tmp_path, "none"))
     async for origins in origins_of("gs://", endpoint_url=google.endpoint_url):
         for name in ("one", "two"):
@@ -89,7 +89,7 @@ async def of_google(
 async def test_each_bucket_is_read_with_the_secret_that_may_read_it(
     azure: AzureServer, google: GoogleServer, of_azure: Origins, of_google: Origins
 ) -> None:
-    """Whichever was handed over last; once it is known, no other is tried, also for what is missing."""
+    """It is the only one tried once known, whichever was last, even for missing objects."""
     server: ObjectServer
     for server, origins, protocol in ((azure, of_azure, "az"), (google, of_google, "gs")):
         for bucket in ("one", "two", "one"):
@@ -156,7 +156,7 @@ async def test_secret_of_a_table_is_the_only_one(azure: AzureServer) -> None:
 async def test_unusable_secret_does_no_harm(
     azure: AzureServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon's own, or a session's: objects are read with the others, and without any, the error is its own."""
+    """Objects are read with the others, and without any the error is the secret's own."""
     monkeypatch.setenv(CONNECTION, "AccountName")
     async for origins in origins_of("az://"):
         url = "az://one/a.tar"

@@ -49,7 +49,7 @@ def bucket(moto: Bucket) -> Bucket:
 async def test_patterns_take_what_matches(
     pattern: str, names: list[str], bucket: Bucket, origins: Origins
 ) -> None:
-    """Prefixes and globs sorted, within one folder or across; braces in their order; versions as `stat` gives them."""
+    """Prefixes and globs are sorted, braces in order, and versions are those of `stat`."""
     shards = await expand(f"{bucket.url}/{pattern}", origins)
     assert urls(shards) == [f"{bucket.url}/{name}" for name in names]
     obj = await origins.origin(bucket.url).stat(f"{bucket.url}/train/a.tar")

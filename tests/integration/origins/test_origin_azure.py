@@ -1,4 +1,4 @@
-"""Azure Blob Storage: ETags, MD5s, signatures, tokens that are renewed; Azurite for listing and upload."""
+"""Azure Blob Storage: ETags, MD5s, signatures and renewed tokens, and uploads to Azurite."""
 
 import asyncio
 import hashlib
@@ -86,7 +86,7 @@ async def origins_of(
 
 
 async def test_object_is_read_by_etag(server: AzureServer) -> None:
-    """Any key's bytes come exactly, by whatever credentials, with the MD5 that was stored; a new ETag is a change."""
+    """The bytes of any key come exactly, with the stored MD5; a new ETag is a change."""
     for options in ({}, {"sas_token": server.SAS}, {"sas_token": f"?{server.SAS}"}):
         async with origins_of(server, **options) as origins:
             origin = origins.origin(URL)
@@ -120,7 +120,7 @@ async def test_object_is_read_by_etag(server: AzureServer) -> None:
 async def test_refusals_are_typed(
     status: int, error: type[OriginError], server: AzureServer
 ) -> None:
-    """The error has Azure's own reason; redirects are not followed, and take no signature elsewhere."""
+    """The error has Azure's own reason, and redirects take no signature elsewhere."""
     headers = {"Location": "http://127.0.0.1:1/", "x-ms-error-code": "TheReason"}
     async with origins_of(server, sas_token=server.SAS) as origins:
         origin = origins.origin(URL)
@@ -138,7 +138,7 @@ async def test_refusals_are_typed(
 async def test_token_of_a_managed_identity_is_requested_once_for_all(
     server: AzureServer, identities: AzureServer
 ) -> None:
-    """Sixty-four requests at the same time need one token; a request that it does not open is repeated with another."""
+    """Sixty-four requests need one token, and one that it does not open gets another."""
     async with origins_of(server) as origins:
         await asyncio.gather(*(origins.origin(URL).stat(URL) for _ in range(64)))
         assert identities.issued == 1
@@ -153,7 +153,7 @@ async def test_token_of_a_managed_identity_is_requested_once_for_all(
 async def test_filesystem_is_opened_in_a_thread_for_a_new_token_as_well(
     server: AzureServer, identities: AzureServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening it builds the SDK's clients and may read files, for which the event loop must not wait."""
+    """Opening it builds the SDK's clients, for which the event loop must not wait."""
     opened_by: list[int] = []
     connect = AzureBlobFileSystem.do_connect
 
@@ -219,7 +219,7 @@ async def test_url_of_another_account_is_refused(server: AzureServer) -> None:
 
 @contextmanager
 def azurite(folder: Path) -> Iterator[str]:
-    """Run Azurite, in memory and with a container `bucket`; yield the connection string of its well-known account."""
+    """Run Azurite, in memory with a container `bucket`; yield its connection string."""
     assert AZURITE is not None
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}/devstoreaccount1"
@@ -253,7 +253,7 @@ def azurite(folder: Path) -> Iterator[str]:
 @pytest.mark.skipif(AZURITE is None, reason="Azurite is not installed: npm install -g azurite")
 @pytest.mark.parametrize("by_endpoint", [False, True], ids=["connection string", "endpoint"])
 async def test_azurite_takes_what_is_sent(by_endpoint: bool, tmp_path: Path) -> None:
-    """Uploads, listings with the versions of `stat`, reads signed by the account's key, and a change."""
+    """It takes uploads, listings with versions of `stat`, signed reads and a change."""
     file = tmp_path / "a.tar"
     file.write_bytes(DATA)
     with azurite(tmp_path) as connection_string:

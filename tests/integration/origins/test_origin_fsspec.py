@@ -98,7 +98,7 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
 
 @pytest.mark.parametrize("folder", ["file", "memory"], indirect=True)
 async def test_a_replaced_file_is_another_version(folder: str, origins: Origins) -> None:
-    """The version changes with the content, also when the size does not; a shorter one is never a short part."""
+    """The version changes with the content, even at the same size."""
     write(folder + "a.tar", DATA)
     before = await origins.origin(folder).stat(folder + "a.tar")
     write(folder + "a.tar", DATA[::-1])
@@ -110,7 +110,7 @@ async def test_a_replaced_file_is_another_version(folder: str, origins: Origins)
 
 @pytest.mark.parametrize("folder", ["file", "memory", "asyncmemory"], indirect=True)
 async def test_missing_file_or_folder_is_named(folder: str, origins: Origins) -> None:
-    """Neither is retried; the folder's error says how to name its shards, and a typo is no empty listing."""
+    """Neither error is retried, and the folder's says how to name its shards."""
     write(folder + "a.tar", DATA)
     with pytest.raises(NotFoundError):
         await origins.origin(folder).stat(folder + "b.tar")
@@ -165,7 +165,7 @@ class Needy(MemoryFileSystem):  # type: ignore[misc]
 async def test_a_url_that_no_filesystem_serves_is_an_error_with_a_remedy(
     url: str, error: type[ShardcacheError], message: str, remedy: str
 ) -> None:
-    """Its package is not installed, there is none, or its options are wrong: no matter of retries."""
+    """A missing package, an unknown scheme or a wrong option is no matter of retries."""
     fsspec.register_implementation("needy", Needy, clobber=True)
     table = OriginTable.model_validate({"match": "webhdfs://", "storage_options": {"nonsense": 1}})
     origins = Origins([table], max_connections=1)

@@ -1,4 +1,4 @@
-"""Google Cloud Storage: generations, CRC32Cs, tokens that are renewed, refusals; listing and upload by gcsfs."""
+"""Google Cloud Storage: generations, CRC32Cs, token renewal, refusals, and gcsfs."""
 
 import asyncio
 import gzip
@@ -61,7 +61,7 @@ def origin(origins: Origins) -> Origin:
 
 
 async def test_object_is_read_by_generation(server: GoogleServer, origin: Origin) -> None:
-    """Any key's bytes come exactly, with the store's CRC32C; another generation is a changed shard."""
+    """The bytes of any key come exactly; another generation is a changed shard."""
     obj = await origin.stat(URL)
     assert obj.size_bytes == len(DATA)
     assert obj.checksum == Checksum("crc32c", crc32c(DATA, 0))
@@ -112,7 +112,7 @@ async def test_refusals_are_typed(
     server: GoogleServer,
     origin: Origin,
 ) -> None:
-    """The time that the store asks to wait comes with the error; a redirect is not followed, credentials stay."""
+    """The error carries the time the store asks to wait; a redirect is not followed."""
     obj = await origin.stat(URL)
     elsewhere = {"Location": "http://127.0.0.1:1/", "Retry-After": "7"}
     for request in (origin.stat(URL), read_range(origin, obj, 0, 10)):
@@ -147,7 +147,7 @@ async def test_buckets_and_missing_objects_are_not_found(origin: Origin) -> None
 async def test_token_is_requested_once_for_all_and_again_if_refused(
     server: GoogleServer, origins: Origins
 ) -> None:
-    """Sixty-four requests at once need the one that came when the url was expected, and one after it was revoked."""
+    """Sixty-four requests at once need one token, and one more after it was revoked."""
     origin = origins.origin(URL)
     origin.start_preparing(URL)
     while not server.issued:  # noqa: ASYNC110 - nobody could set an event
@@ -181,7 +181,7 @@ async def test_requests_that_wait_for_a_token_fail_together() -> None:
 async def test_token_of_a_short_life_is_used_for_half_of_it(
     server: GoogleServer, origin: Origin
 ) -> None:
-    """It is not requested for each request, though five minutes before its end it would have to be renewed."""
+    """A token is not requested for each request, even five minutes before its end."""
     server.lifetime_s = 60
     for _ in range(3):
         await origin.stat(URL)
@@ -190,7 +190,7 @@ async def test_token_of_a_short_life_is_used_for_half_of_it(
 
 @pytest.mark.slow
 async def test_public_and_billed_buckets(server: GoogleServer, tmp_path: Path) -> None:
-    """Without credentials no header is sent that proves any; the project that pays is named with each request."""
+    """No header is sent without credentials; each request names the project that pays."""
     server.public.add("bucket")
     anonymous = origins_of(server)
     assert (await anonymous.origin(URL).stat(URL)).size_bytes == len(DATA)
@@ -211,7 +211,7 @@ async def test_public_and_billed_buckets(server: GoogleServer, tmp_path: Path) -
 async def test_objects_are_uploaded_and_listed_by_gcsfs(
     size_bytes: int, origin: Origin, tmp_path: Path
 ) -> None:
-    """A listing has the versions that `stat` returns, without which an index of them would name none."""
+    """A listing has the versions that `stat` returns, which an index of it needs."""
     file = tmp_path / "a.tar"
     file.write_bytes(DATA * (size_bytes // len(DATA) + 1))
     obj = await origin.upload(file, "gs://bucket/new/x.tar")

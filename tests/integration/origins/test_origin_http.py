@@ -1,4 +1,4 @@
-"""Web servers: ranges, ETags, refusals; floods of headers, bytes beyond ASCII, absurd numbers, spellings of urls."""
+"""Web servers: ranges, ETags, refusals, header floods, absurd numbers, spellings of urls."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ async def test_ranges_of_one_version(
 async def test_object_modified_just_now_comes_in_one_answer(
     modified: str, ranges: bool, origins: Origins
 ) -> None:
-    """A second version of the same second would have the same date; what is no date is no version."""
+    """A second version within that second would have the same date."""
     dates = "Date: Thu, 01 Jan 2026 00:00:10 GMT", f"Last-Modified: {modified}"
     with ScriptedServer(answer(b"x", "Content-Range: bytes 0-0/9", *dates)) as server:
         obj = await origins.origin(server.url()).stat(server.url())
@@ -80,7 +80,7 @@ async def test_object_modified_just_now_comes_in_one_answer(
 async def test_object_of_unknown_length_is_refused(
     ranges: bool, validators: tuple[str, ...], faulty: FaultyS3, origins: Origins
 ) -> None:
-    """Without a Content-Length a cut could not be told from the end, so it is an error with a remedy."""
+    """A cut could not be told from the end, so this is an error with a remedy."""
     faulty.ranges = ranges
     faulty.validators = validators
     faulty.lengths = False
@@ -94,7 +94,7 @@ async def test_object_of_unknown_length_is_refused(
 async def test_ranges_in_chunks_and_of_encoded_files(
     lengths: bool, faulty: FaultyS3, origins: Origins
 ) -> None:
-    """A range is one of the stored bytes, in chunks too, and where the server says how they were encoded."""
+    """A range counts stored bytes, even in chunks or when the server encoded them."""
     faulty.lengths = lengths
     faulty.encoding = "gzip" if lengths else None
     obj = await stat(origins, faulty)
@@ -111,7 +111,7 @@ async def test_ranges_in_chunks_and_of_encoded_files(
 async def test_bytes_that_are_encoded_on_the_way_are_refused(
     ranges: bool, lengths: bool, faulty: FaultyS3, origins: Origins
 ) -> None:
-    """A server that compresses what it was asked to send as it is gets an error with a remedy, and no second try."""
+    """A server that compresses bytes against the request gets an error and no second try."""
     obj = await stat(origins, faulty)
     faulty.ranges = ranges
     faulty.lengths = lengths
@@ -128,8 +128,7 @@ async def test_bytes_that_are_encoded_on_the_way_are_refused(
 
 
 async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
-    """403, 404 and 5xx are three different errors, and only the last may be tried again, as a
-    refused connection may.
+    """403, 404 and 5xx are three different errors, and only the last may be tried again.
 
     An empty file is none of them, though a server answers 416 to any range of nothing; a listing is
     refused.

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: redirects to signed urls that expire, files of git LFS and of git, tokens that stay at home."""
+"""The Hugging Face Hub: signed urls that expire, git LFS and git files, and safe tokens."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ async def origins(hub: HubServer) -> AsyncIterator[Origins]:
 async def test_file_in_lfs_is_read_from_where_the_hub_leads(
     hub: HubServer, origins: Origins
 ) -> None:
-    """Its SHA-256 is version and checksum; the Hub is asked once, and its token reaches no other server."""
+    """The SHA-256 is version and checksum; the token reaches no server but the Hub."""
     origin = origins.origin(URL)
     obj = await origin.stat(URL)
     assert obj.size_bytes == len(DATA)
@@ -134,7 +134,7 @@ async def test_refusals_of_the_hub_and_of_the_other_server_are_typed(
 
 
 async def test_listing_has_the_versions_that_stat_returns(hub: HubServer, origins: Origins) -> None:
-    """It is huggingface_hub's, of files in LFS and in git; an index made of it names versions that exist."""
+    """huggingface_hub lists LFS and git files, and an index of them names real versions."""
     hub.put("/datasets/org/set/resolve/main/train/b.tar", DATA[:1000])
     origin = origins.origin(URL)
     wanted = [await origin.stat(f"hf://datasets/org/set/train/{name}.tar") for name in ("a b", "b")]
@@ -162,7 +162,7 @@ TWO_URL = "hf://datasets/org/two/a.tar"
 
 @pytest.fixture
 async def shared(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Origins]:
-    """Origins of a private daemon, to which two sessions have handed over tokens, each for a repository."""
+    """A private daemon's origins, with tokens from two sessions, each for a repository."""
     for repository in (ONE, TWO):
         hub.put_lfs(f"{repository}/resolve/main/a.tar", DATA)
         hub.put(f"{repository}/resolve/main/b.tar", DATA)
@@ -181,7 +181,7 @@ async def shared(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.mark.slow
 async def test_each_repository_is_read_with_the_token_that_may_read_it(shared: Origins) -> None:
-    """Files of git LFS and of git are described, fetched and listed, whichever token was handed over last."""
+    """Files are described, fetched and listed, whichever token was handed over last."""
     for url in (ONE_URL, TWO_URL, ONE_URL):
         for name in ("a.tar", "b.tar"):
             file = url.replace("a.tar", name)
@@ -204,7 +204,7 @@ async def test_listing_needs_no_file_that_was_read_before(shared: Origins) -> No
 async def test_missing_file_is_not_found_though_other_tokens_are_denied(
     hub: HubServer, shared: Origins
 ) -> None:
-    """The answer to the token that may read the repository is final; an expired token's 401 is not raised."""
+    """The answer to the permitted token is final; an expired token's 401 is not raised."""
     hand_over(shared, {"HF_TOKEN": "hf_also_expired"})
     for url in (ONE_URL, TWO_URL):
         missing = url.replace("a.tar", "missing.tar")
@@ -236,7 +236,7 @@ async def test_revoked_token_is_replaced_by_another_with_permission(
 async def test_token_that_has_lost_its_permission_is_replaced(
     hub: HubServer, shared: Origins
 ) -> None:
-    """The Hub then answers that there is no repository, which does not end the search for another token."""
+    """The Hub answers that there is no repository, and the search for a token goes on."""
     obj = await shared.origin(ONE_URL).stat(ONE_URL)
     hub.tokens = {"hf_one": TWO, "hf_two": ONE}
     assert await shared.origin(ONE_URL).stat(ONE_URL) == obj
@@ -262,7 +262,7 @@ async def test_token_of_a_table_is_the_only_one(
 async def test_redirect_to_this_node_is_refused_and_the_token_stays(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Hub elsewhere cannot have this node's services read, nor, by a url without a scheme, take the token away."""
+    """A Hub elsewhere can neither read this node's services nor take the token away."""
     monkeypatch.setenv("http_proxy", hub.endpoint_url)
     origins = origins_of(hub, endpoint_url="http://hub.example")
     for place in (
@@ -357,7 +357,7 @@ def images(samples: list[dict[str, Any]]) -> list[bytes]:
 
 @pytest.fixture
 def mirrored(hub: HubServer) -> HubServer:
-    """A Hub that redirects to mirrors, and states a version that is no checksum; the file has several parts."""
+    """A Hub that redirects to mirrors and states a version that is no checksum."""
     hub.put_lfs(MIRRORED_PATH, make_tar(OF_PARTS))
     hub.tags[MIRRORED_PATH] = "v1"
     return hub
@@ -367,7 +367,7 @@ def mirrored(hub: HubServer) -> HubServer:
 def test_file_without_a_checksum_is_not_mixed_of_mirrors(
     mirrored: HubServer, daemon: Daemon
 ) -> None:
-    """Where mirrors hold two versions of one size, and nothing tells them apart, all of a shard is of one of them."""
+    """A whole shard comes from one mirror if versions of one size cannot be told apart."""
     mirrored.content.mixed = [make_tar(OF_PARTS), make_tar(OTHERS)] * 10
     assert samples_of(daemon, MIRRORED) in (images(OF_PARTS), images(OTHERS))
 

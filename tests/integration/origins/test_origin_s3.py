@@ -3,11 +3,9 @@
 import asyncio
 import gzip
 import hashlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -17,21 +15,20 @@ from shardcache.config.origin_table import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
-    CorruptShardError,
     NotFoundError,
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.objects import MD5, Checksum, RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import Flow, nothing
 from support.cases import first_quick
 from support.network.http_requests import Request
 from support.network.scripted_server import ScriptedServer, head
 from support.programs.daemon import Daemon, eventually
-from support.programs.downloads import PART, Rig
+from support.programs.downloads import Rig
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores import aws_env
@@ -63,7 +60,7 @@ async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> by
 async def test_stat_and_ranges_give_the_object(
     store: str, origins: Origins, request: pytest.FixtureRequest
 ) -> None:
-    """On both servers: size, version as the listing has it, exactly the bytes asked for, and none once replaced."""
+    """Both servers give size, the listing's version and exact bytes, and none once replaced."""
     bucket: Bucket = request.getfixturevalue(store)
     url = bucket.put("train/a.tar", DATA)
     origin = origins.origin(url)
@@ -91,7 +88,7 @@ async def test_stat_and_ranges_give_the_object(
 async def test_a_part_requested_ahead_is_of_the_version_reported_since(
     fault: Mischief | str | None, faulty: FaultyS3, origins: Origins
 ) -> None:
-    """Its answer is the read, and nothing else is requested; any other than the right one is dropped."""
+    """The right answer is the read without another request; any other is dropped."""
     url = faulty.put("a.tar", DATA)
     origin = origins.origin("s3://x")
     if isinstance(fault, Mischief):
@@ -203,7 +200,7 @@ async def test_missing_bucket_or_object_is_named(
 
 
 class AsAmazon(FaultyProxy):
-    """Refuses a request for a range of a part, as Amazon's S3 does; moto and SeaweedFS answer it."""
+    """Refuses a request for a range of a part, as Amazon's S3 does."""
 
     async def ask(self, request: Request) -> Answer:
         if "range" in request.headers and "partNumber" in request.target:
@@ -214,7 +211,7 @@ class AsAmazon(FaultyProxy):
 async def test_part_of_a_deleted_object_is_not_found(
     moto: Bucket, origins: Origins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The HEAD for the part states no reason, and the GET that is sent for the reason is one that S3 accepts."""
+    """The HEAD states no reason, and the GET sent to learn it is one that S3 accepts."""
     url = moto.put("a.tar", DATA)
     with AsAmazon(moto.server.endpoint_url) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
@@ -241,8 +238,7 @@ async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Or
 async def test_error_without_credentials_names_anon(
     faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without any credentials the error says how to ask anonymously; a table that says so works,
-    and its options hold.
+    """The error says how to ask anonymously, and a table that says so works.
 
     A misspelt profile is no reason to retry; a store that is down is.
     """
@@ -292,7 +288,7 @@ async def test_the_tables_endpoint_region_and_profile_reach_the_store(
 async def test_expired_credentials_are_read_again(
     faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """When keys in a file expire the next try may succeed, and does once the file has new ones: no restart."""
+    """The next try succeeds once the file has new keys, without a restart."""
     url = faulty.put("a.tar", DATA)
     file = tmp_path / "credentials"
     env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
@@ -327,7 +323,7 @@ async def test_temporary_keys_of_the_environment_are_described_as_such(
 async def test_credentials_are_obtained_before_the_first_url(
     early: bool, faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They are there, with the SDK's client, when it comes; and those that were not there at the start serve it too."""
+    """The first url finds them ready; those that come after the start serve it too."""
     url = faulty.put("a.tar", DATA)
     config = tmp_path / "AWS_CONFIG_FILE"
     env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
@@ -351,7 +347,7 @@ async def test_credentials_are_obtained_before_the_first_url(
 async def test_stored_bytes_come_however_they_are_labelled_and_sent(
     encoding: str | None, lengths: bool, faulty: FaultyS3, origins: Origins
 ) -> None:
-    """An object's Content-Encoding changes nothing about its bytes; answers in chunks are read like any others."""
+    """Content-Encoding does not change the bytes; chunked answers are read like any others."""
     faulty.encoding = encoding
     faulty.lengths = lengths
     stored = gzip.compress(DATA)
@@ -363,7 +359,7 @@ async def test_stored_bytes_come_however_they_are_labelled_and_sent(
 async def test_version_stays_where_a_proxy_marks_it_as_weak(
     faulty: FaultyS3, origins: Origins
 ) -> None:
-    """As one that may compress bodies does. A request for the version names the store's own ETag, which is strong."""
+    """A proxy may mark the ETag as weak, but requests name the store's own strong one."""
     faulty.weakens = True
     obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
     assert obj.version == hashlib.md5(DATA).hexdigest()
@@ -427,91 +423,3 @@ async def test_a_listing_longer_than_a_page_is_whole(
         found = await origins.origin("s3://bucket/").list_prefix("s3://bucket/", pages.append)
     assert [obj.url for obj in found] == [f"s3://bucket/{key}" for key in "abc"]
     assert pages == [1, 2]
-
-
-@pytest.fixture
-def plain_client(moto: Bucket) -> Iterator[Any]:
-    """A client that stores objects as older ones did: without a checksum."""
-    with closing(moto.server.connect(request_checksum_calculation="when_required")) as client:
-        yield client
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "is_md5"),
-    [
-        ({}, True),
-        ({"ServerSideEncryption": "AES256"}, True),
-        ({"ServerSideEncryption": "aws:kms"}, False),
-        ({"ServerSideEncryption": "aws:kms:dsse"}, False),
-        ({"StorageClass": "EXPRESS_ONEZONE"}, False),
-    ],
-)
-async def test_an_etag_is_taken_for_an_md5_where_s3_says_so(
-    options: dict[str, str], is_md5: bool, moto: Bucket, plain_client: Any, rig: Rig
-) -> None:
-    """Not of what is encrypted with other keys than S3's own, nor in a directory bucket."""
-    plain_client.put_object(Bucket=moto.name, Key="a.tar", Body=DATA, **options)
-    checksum = (await rig.stat(f"{moto.url}/a.tar")).checksum
-    assert (checksum is not None and checksum.algorithm == MD5) == is_md5
-
-
-async def test_an_etag_that_is_the_md5_is_compared_where_there_is_no_checksum(
-    rig: Rig, faulty: FaultyS3
-) -> None:
-    """A flipped bit is caught though the store keeps no checksum."""
-    obj = await rig.stat(faulty.put("a.tar", DATA))
-    assert obj.checksum is not None
-    assert obj.checksum.algorithm == MD5
-    faulty.fail(Mischief.FLIP, key="a.tar", times=1, start=PART)
-    with pytest.raises(CorruptShardError, match="MD5"):
-        await rig.download(obj)
-
-
-async def test_a_store_whose_etags_are_no_md5_serves_at_the_second_try(
-    rig: Rig, faulty: FaultyS3
-) -> None:
-    """The same bytes came twice; of the next object the ETag is not asked."""
-    objects = [
-        replace(await rig.stat(faulty.put(name, DATA)), checksum=Checksum(MD5, 1))
-        for name in ("a", "b")
-    ]
-    with pytest.raises(CorruptShardError):
-        await rig.download(objects[0])
-    for obj in objects:
-        assert (await rig.download(obj)).path.read_bytes() == DATA
-
-
-async def test_an_upload_replaces_the_version_that_it_names(
-    moto: Bucket, origins: Origins, tmp_path: Path
-) -> None:
-    """And, given an empty one, nothing."""
-    url = moto.put("index.json", b"old")
-    new = tmp_path / "index.json"
-    origin = origins.origin(url)
-    old = (await origins.origin(url).stat(url)).version
-    new.write_bytes(b"new")
-    assert (await origin.upload(new, url, old)).version != old
-    new.write_bytes(b"newer")
-    for replaced in (old, ""):
-        with pytest.raises(ShardChangedError):
-            await origin.upload(new, url, replaced)
-    assert (await origin.upload(new, f"{moto.url}/other.json", "")).size_bytes == 5
-
-
-async def test_an_upload_whose_answer_was_lost_is_no_other_upload(
-    moto: Bucket, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The SDK repeats it, and the store refuses that, as the object is there; another object is still one."""
-    url = f"{moto.url}/index.json"
-    new = tmp_path / "index.json"
-    new.write_bytes(b"new")
-    with FaultyProxy(moto.server.endpoint_url) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
-        proxy.fail(Mischief.RESET_AT_ONCE, method="PUT", times=1)
-        origin = origins.origin(url)
-        assert (await origin.upload(new, url, "")).size_bytes == 3
-        assert proxy.done[Mischief.RESET_AT_ONCE] == 1
-        new.write_bytes(b"newer")
-        with pytest.raises(ShardChangedError):
-            await origin.upload(new, url, "")

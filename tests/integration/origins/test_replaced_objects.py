@@ -1,4 +1,4 @@
-"""Objects that are replaced after they were listed: read in their new version where that is safe, and else named."""
+"""Objects replaced after they were listed: read anew where that is safe, and else named."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ def uncounted(_folder: Path, _daemon: Daemon) -> None:
 def test_object_replaced_before_its_first_read_is_read_in_its_new_version(
     folder: Path, daemon: Daemon, order: dict[str, Any], prepare: Callable[[Path, Daemon], None]
 ) -> None:
-    """Of a listing, if its number of samples is the same, or the order does not depend on it; in each epoch."""
+    """A new version needs the same number of samples or an order independent of it."""
     prepare(folder, daemon)
     dataset = ShardDataset(f"file://{folder}/", socket=daemon.socket, **order)
     replace(folder)
@@ -112,7 +112,7 @@ def test_object_replaced_between_epochs_is_read_in_its_new_version(
 def test_object_replaced_by_one_with_another_count_is_an_error_that_says_so(
     folder: Path, daemon: Daemon, order: dict[str, Any]
 ) -> None:
-    """The order of the samples was computed for another number: no sample of it is given, and both numbers are."""
+    """No sample comes of an order computed for another number; the error has both numbers."""
     counted(folder, daemon)
     dataset = ShardDataset(f"file://{folder}/", socket=daemon.socket, **order)
     replace(folder, samples=SAMPLES - 1)
@@ -163,7 +163,7 @@ def test_object_of_an_index_file_is_read_in_the_version_that_it_names(
 def test_object_replaced_during_its_first_download_is_read_in_its_new_version(
     moto: Bucket, tmp_path: Path, order: dict[str, Any]
 ) -> None:
-    """The second part of the listed version is refused (412) before any sample is whole: nothing was handed out."""
+    """The old version is refused with a 412 before any sample of it was handed out."""
 
     def edition_of_large(seed: int) -> list[dict[str, Any]]:
         return random_samples(3, {"jpg": 2 * PART_BYTES}, seed=seed)

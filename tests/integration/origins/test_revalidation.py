@@ -1,4 +1,4 @@
-"""Cached shards whose version was last asked for long ago, before stores that answer late or never."""
+"""Cached shards with versions checked long ago, before stores that answer late or never."""
 
 import asyncio
 import json
@@ -54,8 +54,7 @@ def read(session: RawSession, position: int) -> bytes:
 def test_a_store_that_hangs_holds_back_no_cached_shard(
     moto: Bucket, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    """All are served while it answers nothing, and it is asked one question at a time, not one for
-    each of them.
+    """All cached shards are served while the store hangs and gets one question at a time.
 
     Once it is well, a shard that was replaced meanwhile is read in its new version.
     """
@@ -140,7 +139,7 @@ async def test_a_prompt_answer_counts_at_once(
 
 @pytest.mark.slow
 async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> None:
-    """A lease during the check gets the cached version, without a question of its own; the answer comes after it."""
+    """A lease during the check gets the cached version without a question of its own."""
     former = asking.names.key(asking.url)
     asking.faulty.hold("a.tar", method="HEAD", times=10)
     asking.faulty.put("a.tar", shard(1))
@@ -165,7 +164,7 @@ async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) 
 
 @pytest.mark.slow
 def test_credentials_that_expire_end_no_daemon(moto: Bucket, tmp_path: Path) -> None:
-    """While a credential process gives out nothing but what has expired, a cached shard is served, another refused."""
+    """A cached shard is served and another refused while only expired credentials come."""
     issued = tmp_path / "issued.json"
     config = tmp_path / "config"
     config.write_text(f"[default]\ncredential_process = cat {issued}\n")
@@ -190,7 +189,7 @@ def test_credentials_that_expire_end_no_daemon(moto: Bucket, tmp_path: Path) -> 
 
 
 def issue(path: Path, valid_for: timedelta) -> None:
-    """Write what a credential process prints; the SDK asks for others as soon as these end within minutes."""
+    """Write what a credential process prints; the SDK soon asks for new credentials."""
     ends = (datetime.now(UTC) + valid_for).isoformat()
     key = {
         "Version": 1,
@@ -214,7 +213,7 @@ class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 @pytest.mark.slow
 async def test_unexpected_error_ends_no_daemon(asking: Asking) -> None:
-    """A filesystem of another package may raise anything: the cached version is served, and the tasks beside go on."""
+    """The cached version is served and other tasks go on, whatever a filesystem raises."""
     register_implementation("odd", OddFileSystem, clobber=True)
     asking.url = "odd://host/a.tar"
     await asking.publish("1")

@@ -1,4 +1,4 @@
-"""Stores behind TLS, at IPv6 addresses and behind proxies: whom the daemon trusts, and what it says of others."""
+"""Stores behind TLS, at IPv6 addresses and behind proxies, and whom the daemon trusts."""
 
 import base64
 import contextlib
@@ -130,7 +130,7 @@ async def test_a_cut_within_a_record_is_a_lost_connection(
 async def test_redirect_from_https_to_http_is_an_error(
     kind: str, status: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A url asked for by https does not come by a way that anybody can change; the error comes at once."""
+    """An https url never comes over an insecure way; the error comes at once."""
     with ScriptedServer(answer(DATA)) as plain:
         away = head(f"Location: {plain.url()}", "Content-Length: 0", status=status)
         with ScriptedServer(away, context=trusting.server()) as server:
@@ -161,7 +161,7 @@ def has_loopback() -> bool:
 async def test_a_store_at_an_ipv6_address_is_read(
     kind: str, secure: bool, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the worker, which names the address in brackets as the Host and without them to TLS; the SDK is not needed."""
+    """The worker puts the address in brackets for the Host, and without them for TLS."""
     context = trusting.server(LOOPBACK) if secure else None
     facts = FACTS[kind.partition(" ")[0]]
     with ScriptedServer(
@@ -248,8 +248,7 @@ async def test_a_proxy_passes_everything_on(
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Plain requests by their whole url, those over TLS through a tunnel; with the credentials of
-    the proxy's url.
+    """Plain requests go by their whole url, TLS through a tunnel, with the proxy's credentials.
 
     Other credentials are an error at once, which does not name them.
     """

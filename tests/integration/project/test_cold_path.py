@@ -32,7 +32,7 @@ while len(list(folder.glob("*.files"))) < int(sys.argv[3]): pass
 
 @pytest.mark.slow
 def test_a_cold_shard_passes_few_files(moto: Bucket, tmp_path: Path) -> None:
-    """The daemon, its transport worker, its indexer and the client together stay below the limit."""
+    """Daemon, transport worker, indexer and client together stay below the limit."""
     url = moto.put("shard.tar", make_tar(random_samples(8)))
     traced = {
         "TRACED": str(tmp_path),

@@ -1,4 +1,4 @@
-"""The sdist and the wheel: complete, in order for PyPI, and enough for an environment that has nothing else."""
+"""The sdist and the wheel: complete, in order for PyPI, and enough on their own."""
 
 import json
 import os
@@ -38,7 +38,7 @@ EXTRAS = {
 
 
 class Environment:
-    """An empty virtual environment of an interpreter, into which `install` puts what the package index has."""
+    """An empty virtual environment, into which `install` puts packages from the index."""
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
         run("uv", "venv", "--quiet", "--python", python, folder)
@@ -78,7 +78,7 @@ with fsspec.open(f"shardcache::{sys.argv[1]}", shardcache={"socket": sys.argv[2]
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of both packages, built as a release is: the sdist from the checkout, the wheel from the sdist."""
+    """The folder of both packages: the sdist from the checkout, the wheel from the sdist."""
     folder = tmp_path_factory.mktemp("dist")
     run("build", "--no-isolation", "--outdir", folder, ROOT)
     return folder
@@ -113,7 +113,7 @@ def test_pypi_would_accept_and_show_them(dist: Path) -> None:
 
 
 def test_the_sdist_is_the_checkout(dist: Path) -> None:
-    """Tests, documentation and image can be made from it: it has all that lies in the checkout and belongs to it."""
+    """The sdist suffices to make tests, documentation and image."""
     with tarfile.open(next(dist.glob("*.tar.gz"))) as tar:
         packed = {name.partition("/")[2] for name in tar.getnames()}
     tracked = subprocess.run(
@@ -127,7 +127,7 @@ def test_the_sdist_is_the_checkout(dist: Path) -> None:
 
 
 def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
-    """Every module, page and marker of types below the two packages is in it; no test, and no third package."""
+    """The wheel has every module, page and type marker, but no test or third package."""
     with zipfile.ZipFile(wheel) as packed:
         names = {name for name in packed.namelist() if ".dist-info/" not in name}
     sources = {
@@ -152,7 +152,7 @@ def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_works_with_the_oldest_and_newest_packages_that_it_admits(
     python: str, age: str, extra: str, wheel: Path, tmp_path: Path, moto: Bucket
 ) -> None:
-    """A node serves S3 with `shardcache[daemon]` alone; a job reads with `shardcache` alone, and opens by fsspec."""
+    """A node serves with `shardcache[daemon]` alone, and a job reads with `shardcache`."""
     node = Environment(tmp_path / "node", python)
     job = Environment(tmp_path / "job", python)
     oldest = ["--resolution", "lowest-direct", "-r", ROOT / "pyproject.toml"]

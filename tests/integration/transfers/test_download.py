@@ -39,7 +39,7 @@ DATA = random.Random(7).randbytes(10 * PART + 1234)
 
 
 async def test_every_byte_arrives(rig: Rig, faulty: FaultyS3) -> None:
-    """The file is the object, the journal is complete, the counters are exact; an empty object needs no request."""
+    """File, journal and counters are exact; an empty object needs no request."""
     obj = await rig.stat(faulty.put("a.tar", DATA))
     partial = await rig.download(obj)
     assert partial.path.read_bytes() == DATA
@@ -150,7 +150,7 @@ async def test_a_waiting_reader_gets_part_by_part(rig: Rig, faulty: FaultyS3) ->
 
 
 async def test_an_answer_given_ahead_saves_one_request(rig: Rig, faulty: FaultyS3) -> None:
-    """It serves one download; the next asks, and so does one after the answer turned out to be outdated."""
+    """An answer serves one download; the next asks, as it does if the answer was outdated."""
     rig.downloader = rig.make(listing_ttl_s=60.0)
     url = faulty.put("a.tar", DATA)
     ahead = await rig.downloader.stat_ahead(rig.origins.origin(url), url)
@@ -237,7 +237,7 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
 async def test_object_without_any_version_is_read_in_one_request(
     first: Mischief | None, rig: Rig, faulty: FaultyS3
 ) -> None:
-    """Replaced in mid-download, or between an interrupted one and the next, it is of one version."""
+    """A file replaced during or between downloads is of one version."""
     faulty.validators = ()
     faulty.put("a.tar", DATA)
     rig.downloader = rig.make(attempts=1)
@@ -287,7 +287,7 @@ async def test_file_without_any_version_is_read_at_once(rig: Rig) -> None:
 async def test_a_bit_that_flips_on_the_way_is_caught(
     algorithm: str, rig: Rig, moto: Bucket
 ) -> None:
-    """The whole is compared with the store's own checksum, with the parts that an interrupted download left."""
+    """The whole, resumed parts included, is compared with the store's own checksum."""
     obj = await rig.stat(moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm))
     assert obj.checksum is not None
     assert obj.checksum.algorithm == algorithm.lower()
@@ -315,7 +315,7 @@ async def test_a_server_without_ranges_is_read_in_one_go(rig: Rig, faulty: Fault
 
 
 class HalfwayOrigin(Origin):
-    """A store that sends half of each range, and the rest when it is let; nothing else is asked of it here."""
+    """A store that sends half of each range, and the rest when it is let."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -366,7 +366,7 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(
 
 
 async def test_bytes_count_as_they_come(rig: Rig) -> None:
-    """Half of each part that is under way is told before any is whole, and nothing twice when they are on disk."""
+    """Half of each part is told before any is whole, and nothing is told twice."""
     origin = HalfwayOrigin()
     unfinished = UnfinishedParts()
     async with asyncio.TaskGroup() as group:
@@ -381,7 +381,7 @@ async def test_bytes_count_as_they_come(rig: Rig) -> None:
 
 
 class StatOrigin(Origin):
-    """A store that describes its objects once it is let, and keeps how many first bytes it was asked for."""
+    """A store that describes objects once let, and keeps the first-byte counts asked for."""
 
     def __init__(self) -> None:
         self.first_bytes: list[int] = []

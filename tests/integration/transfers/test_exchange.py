@@ -1,4 +1,4 @@
-"""One request of a transport worker over a real server: which bodies are written, which connections are used again."""
+"""One transport request to a real server: the bodies written, the connections reused."""
 
 import errno
 import gc
@@ -131,7 +131,7 @@ OTHER_BODIES = {
 
 @pytest.mark.parametrize("other", OTHER_BODIES)
 def test_another_body_is_not_written_nor_taken_for_the_next_answer(other: str, rig: Rig) -> None:
-    """The right one comes at the next try, whatever is left of the other. No redirect is followed."""
+    """The next try gets the right answer. No redirect is followed."""
     with ScriptedServer(OTHER_BODIES[other], answer(DATA)) as server:
         assert rig.fetch(server).sums is None
         assert rig.written == BLANK
@@ -147,7 +147,7 @@ def test_another_body_is_not_written_nor_taken_for_the_next_answer(other: str, r
 def test_a_body_of_another_version_is_not_written(
     etags: list[str], is_written: bool, rig: Rig
 ) -> None:
-    """Nor one of two versions or of none, unless None permits that; the headers tell the daemon what it was."""
+    """A body of two versions, or of none unless None permits it, is not written."""
     with ScriptedServer(answer(DATA, *(f"ETag: {etag}" for etag in etags))) as server:
         found = rig.begin(server, expected={"etag": ['"1"']}).result()
         assert found.status == 206
@@ -164,7 +164,7 @@ def test_a_body_of_another_version_is_not_written(
 def test_chunks_that_are_encoded_are_written_where_they_are_stored_so(
     encoded_chunks: bool, written: bytes, rig: Rig
 ) -> None:
-    """A web server may encode what it sends in chunks; with a length, it is the stored bytes that come."""
+    """A web server may encode chunks; with a length, the stored bytes come."""
     with ScriptedServer(
         chunked(DATA, "Content-Encoding: gzip"), answer(DATA, "Content-Encoding: gzip")
     ) as server:
@@ -242,7 +242,7 @@ def context(request: pytest.FixtureRequest, rig: Rig, tmp_path: Path) -> ssl.SSL
 def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
     context: ssl.SSLContext | None, rig: Rig
 ) -> None:
-    """Bytes after the body might be taken for the next answer; over TLS they may be deciphered already."""
+    """Bytes after the body might be taken for the next answer, over TLS as well."""
     too_much = answer(DATA + answer(BLANK), length=len(DATA))
     with ScriptedServer(too_much, answer(DATA), context=context) as server:
         assert rig.fetch(server).sums
@@ -253,7 +253,7 @@ def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
 
 
 def test_unrequested_answer_is_ignored(context: ssl.SSLContext | None, rig: Rig) -> None:
-    """As a proxy might send that mixes up its connections: it comes together with the end of another one."""
+    """An answer of another request comes with the end of one, as a bad proxy might send it."""
     first = answer(b"", status="404 Not Found")
     extra = answer(b"", status="500 Odd")
     mixed_up = (
@@ -274,7 +274,7 @@ def test_unrequested_answer_is_ignored(context: ssl.SSLContext | None, rig: Rig)
     ids=["the server wants it closed", "an error does not come whole"],
 )
 def test_a_connection_of_no_more_use_is_closed(reply: Reply | bytes, status: int, rig: Rig) -> None:
-    """Though the server leaves it open; the status of an error that does not come whole says what there is to say."""
+    """A connection is closed even if the server leaves it open after an error."""
     with ScriptedServer(reply, answer(DATA)) as server:
         found = rig.fetch(server)
         assert found.status == status
@@ -285,7 +285,7 @@ def test_a_connection_of_no_more_use_is_closed(reply: Reply | bytes, status: int
 
 @pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.RESET])
 def test_an_idle_connection_that_was_closed_costs_nothing(ending: Ending, rig: Rig) -> None:
-    """Closed between two requests, or as an answer to the second: that is asked again over a new connection."""
+    """A request on a connection closed by then is sent again over a new connection."""
     patience_s = rig.pool.patience_s
     with ScriptedServer(
         Reply(answer(DATA), Ending.CLOSE), answer(DATA), Reply(b"", ending), answer(DATA)
@@ -298,7 +298,7 @@ def test_an_idle_connection_that_was_closed_costs_nothing(ending: Ending, rig: R
 
 
 def test_a_closed_connection_is_not_called_silent_later(rig: Rig) -> None:
-    """By a request that was sent again over a new connection, and is cancelled there, before its answer."""
+    """A request sent again over a new connection is cancelled before its answer."""
     sent_again = threading.Event()
     silent = Reply(b"", Ending.HANG, then=lambda _: sent_again.set())
     with ScriptedServer(answer(DATA), Reply(b"", Ending.RESET), silent) as server:

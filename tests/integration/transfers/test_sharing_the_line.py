@@ -145,7 +145,7 @@ async def reached(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_paused_part_stops_its_sender_and_loses_nothing(rig: Rig, gauged: GaugedS3) -> None:
-    """While a waiting reader's part has the only slot, the other's bytes stay in the store; each is sent once."""
+    """The other reader's bytes stay in the store while a waiting part has the only slot."""
     rig.downloader = rig.make(max_connections=1)
     planned, waiting = [await rig.stat(gauged.put(key, LARGE)) for key in ("planned", "waiting")]
     gauged.pauses |= {"planned": MIB, "waiting": 0}
@@ -175,7 +175,7 @@ async def test_a_paused_part_stops_its_sender_and_loses_nothing(rig: Rig, gauged
 async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(
     rig: Rig, gauged: GaugedS3
 ) -> None:
-    """503 SlowDown lowers what is asked at a time below what the store takes; success brings it back to the most."""
+    """503 SlowDown lowers concurrency below what the store takes; success restores it."""
     rig.downloader = rig.make(max_connections=8, shard_connections=8, attempts=10)
     obj = await rig.stat(gauged.put("a.tar", 200 * PART, pause_after=0))
     gauged.capacity = 3
@@ -204,7 +204,7 @@ async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(
 
 @pytest.mark.slow
 async def test_bandwidth_is_kept_all_along(rig: Rig, gauged: GaugedS3) -> None:
-    """At no moment more bytes than the rate allows, but for what a burst and the kernel hold at the most."""
+    """The bytes never exceed the rate, except for a burst and what the kernel holds."""
     rate = 4 * MIB
     size = 6 * MIB
     rig.downloader = rig.make(max_bandwidth=rate)

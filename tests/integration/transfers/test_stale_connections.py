@@ -58,7 +58,7 @@ async def ask(*questions: Callable[[], Awaitable[object]]) -> list[object]:
 async def test_connections_that_died_silently_cost_one_wait(
     moto: Bucket, proxy: FaultyProxy, origins: Origins
 ) -> None:
-    """Each question is answered at its first try, over a new connection, though all idle ones swallow what is sent."""
+    """Each question is answered at its first try, though idle connections swallow data."""
     asked = Questions(moto, proxy.endpoint_url, origins).all
     wanted = await ask(*asked)
     assert proxy.forget() > CONNECTIONS
@@ -72,7 +72,7 @@ async def test_connections_that_died_silently_cost_one_wait(
 async def test_a_request_without_an_answer_is_repeated_over_a_new_connection(
     moto: Bucket, proxy: FaultyProxy, origins: Origins
 ) -> None:
-    """A caller that gives up gets its answer at the second try, however many idle ones there are."""
+    """A caller that gives up gets its answer at the second try."""
     questions = Questions(moto, proxy.endpoint_url, origins)
     asked = (questions.by_worker, questions.by_sdk)
     wanted = await ask(*asked)
@@ -97,7 +97,7 @@ def has_swallowed(proxy: FaultyProxy, requests: int) -> bool:
 async def test_the_slower_of_two_requests_casts_no_doubt(
     moto: Bucket, proxy: FaultyProxy, origins: Origins
 ) -> None:
-    """A question that is given up while others are answered over idle connections leaves these in use."""
+    """Idle connections that answer others stay in use after one question is given up."""
     questions = Questions(moto, proxy.endpoint_url, origins)
     origin = questions.web
     url = questions.web_url

@@ -1,4 +1,4 @@
-"""TLS sockets that read many records at once: the same bytes, ends and errors as ssl's own reading gives."""
+"""TLS sockets that read many records at once, with the results of ssl's own reading."""
 
 import gc
 import os
@@ -72,7 +72,7 @@ def read_all(sock: TlsSocket, sizes: Callable[[], int] = lambda: 256 * KIB) -> t
 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_byte_comes_in_order(seed: int, way: str, authority: Authority) -> None:
-    """Whatever the sizes of records and memory; many records in one call, where OpenSSL is reached as it is here."""
+    """Records and memory may have any size, and one call reads many records."""
     numbers = random.Random(seed)
 
     def serve(sock: ssl.SSLSocket) -> None:
@@ -132,7 +132,7 @@ def test_a_read_ends_when_another_thread_shuts_the_socket_down(
 
 
 def test_a_closed_socket_writes_nothing_to_its_successor(authority: Authority) -> None:
-    """Its file descriptor may be that of another connection by the time that its memory is freed."""
+    """The descriptor may belong to another connection by the time the memory is freed."""
     with connected(authority, lambda sock: sock.sendall(DATA)) as sock:
         read_all(sock)
         reading, writing = socket.socketpair()

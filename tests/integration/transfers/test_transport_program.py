@@ -1,4 +1,4 @@
-"""The daemon's processes as programs: lines in, lines out; killed while they are idle, or not to be started."""
+"""The daemon's processes as programs: lines in, lines out, killed, or not to be started."""
 
 import fcntl
 import json
@@ -138,7 +138,7 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
 
 
 def written(server: ScriptedServer, program: Program, sent_fd: int, named_fd: int) -> Message:
-    """Return the outcome of a request for a file by its descriptor, of which the message names another file's inode."""
+    """Return a request's outcome if the message names another inode than the descriptor's."""
     descriptors.send(program.files, sent_fd)
     request = request_to_json(
         Request("GET", server.url(), {}), Body(Parts("", None, len(DATA), 0, len(DATA)), 206, {})
@@ -206,7 +206,7 @@ def test_request_whose_descriptor_is_missing_fails(nameless: tuple[int, int]) ->
 
 @pytest.mark.parametrize("module", first_quick([FETCHING, INDEXING]))
 def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -> None:
-    """The daemon's end of the pipe may close before the kernel kills the program: no traceback in the daemon's log."""
+    """The pipe may close before the kernel kills the worker, but no traceback is logged."""
     reading, writing = os.pipe()
     os.close(reading)
     missing = TokensRequest(
@@ -237,7 +237,7 @@ def kill(daemon: Daemon, *modules: str) -> None:
 
 
 def refused(session: RawSession, url: str) -> str:
-    """Return the message of the error with which a shard is refused; it names the shard and the remedy."""
+    """Return the message of the error that refuses a shard, naming it and the remedy."""
     session.plan([url], [0])
     error = session.ask("lease", position=0)["error"]
     assert error["code"] == CacheError.code

@@ -83,7 +83,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.mark.slow
 async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) -> None:
-    """A few requests share one; of many, none waits until another has started, and later ones are spread."""
+    """A few requests share one worker; of many, none waits, and later ones are spread."""
     with ScriptedServer(HANGS) as server:
         tasks = [asyncio.create_task(rig.ask(server))]
         await server.asked(1)
@@ -202,7 +202,7 @@ def late(sock: socket.socket, release: threading.Event) -> None:
 async def test_cancelled_request_leaves_nothing_open_while_it_connects(
     phase: str, rig: Rig
 ) -> None:
-    """Neither a thread nor a descriptor, though the proxy or the server says nothing, or a byte from time to time."""
+    """No thread or descriptor stays open, even if the proxy or the server is silent."""
     drip = Reply(b"HTTP/1.1 200 ", then=dripping)
     with (
         ScriptedServer(answer(DATA)) as other,
@@ -279,7 +279,7 @@ def open_files(pid: int) -> int:
 
 
 async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
-    """The file does not change after the end of the cancellation, though the server continues sending."""
+    """The file does not change after cancellation, though the server continues sending."""
     came = asyncio.Event()
     half = answer(DATA)[: len(DATA) // 2]
     with ScriptedServer(Reply(half, Ending.HANG), answer(DATA)) as server:
@@ -296,7 +296,7 @@ async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
 
 @pytest.mark.slow
 async def test_silent_idle_connection_is_announced_to_every_process(rig: Rig) -> None:
-    """A fault that cut off one connection cut off all: one question loses time, whichever process the next go to."""
+    """One question loses time after a fault cut off all connections of all processes."""
     last = [HANGS, answer(b"", status="204 No Content")]
     first = [answer(b"", status="200 OK")] * 8
     with ScriptedServer(answer(b"", status="200 OK")) as other:

@@ -1,4 +1,4 @@
-"""Files whose names have several dots: whether words tell samples or members apart, for `shardcache write`."""
+"""Files with several dots in their names, of which words may tell samples or members."""
 
 from collections.abc import Sequence
 from pathlib import Path

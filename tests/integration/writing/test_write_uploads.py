@@ -30,7 +30,7 @@ def write(lines: Path, url: str, *flags: str, **env: str) -> Any:
 
 @pytest.mark.slow
 def test_shards_are_uploaded_and_resumed(moto: Bucket, lines: Path, tmp_path: Path) -> None:
-    """The index names each with version and count; the same command again uploads what is missing or was replaced."""
+    """The index names version and count; a rerun uploads what is missing or replaced."""
     url = f"{moto.url}/train"
     drafts = tmp_path / "drafts"
     drafts.mkdir()
@@ -65,7 +65,7 @@ def test_an_upload_is_repeated_after_errors(moto: Bucket, lines: Path) -> None:
 
 
 def test_errors_of_a_destination_advise_its_writer(lines: Path) -> None:
-    """Without credentials or a package: what this user needs, and no word of a daemon, which takes no part."""
+    """The error names what this user needs, and says no word of a daemon."""
     nothing = {
         "AWS_ACCESS_KEY_ID": "",
         "AWS_SECRET_ACCESS_KEY": "",

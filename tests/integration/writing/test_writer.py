@@ -1,4 +1,4 @@
-"""writing/writer.py: `ShardWriter`, by which a program writes its samples to a folder or to an object store."""
+"""writing/writer.py: `ShardWriter`, which writes a program's samples to a folder or store."""
 
 import io
 import tarfile
@@ -57,7 +57,7 @@ def test_large_shards_are_uploaded_in_parts(seaweedfs: Bucket) -> None:
 def test_a_block_that_raises_leaves_no_index(
     moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor the shard at hand, nor anything on the disk; the destination is then refused, so that nothing mixes."""
+    """No shard at hand or other file is left, and the destination is then refused."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def broken(url: str) -> None:
@@ -99,7 +99,7 @@ def test_a_sample_whose_tokens_are_refused_can_be_corrected(tmp_path: Path) -> N
 def test_a_destination_may_be_the_url_of_a_folder(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With each name of the protocol, in upper case, too; nothing is written to the working directory."""
+    """Each name of the protocol works, and nothing goes to the working directory."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -133,7 +133,7 @@ def test_a_block_without_samples_leaves_no_index(tmp_path: Path) -> None:
 
 
 def test_unwritable_destinations_are_refused(moto: Bucket, tmp_path: Path) -> None:
-    """Two samples in succession with one key, a bucket that does not exist, a web server, a size of nothing."""
+    """A repeated key, a missing bucket, a web server and a size of nothing are refused."""
     with pytest.raises(SampleError, match="consecutive"), ShardWriter(tmp_path / "out") as shards:
         shards.write({"__key__": "1", "txt": "a"})
         shards.write({"__key__": "1", "jpg": b""})
@@ -149,7 +149,7 @@ def test_unwritable_destinations_are_refused(moto: Bucket, tmp_path: Path) -> No
 
 
 def test_writer_refuses_a_key_that_comes_again_with_other_members(tmp_path: Path) -> None:
-    """Its readers would refuse the shard; with the same members, it is another sample of that key."""
+    """Readers would refuse the shard, though the members make another sample of that key."""
     with ShardWriter(tmp_path / "same") as shards:
         for key in "aba":
             shards.write({"__key__": key, "txt": key})
@@ -163,7 +163,7 @@ def test_writer_refuses_a_key_that_comes_again_with_other_members(tmp_path: Path
 
 
 def test_text_that_has_no_bytes_in_utf_8_is_refused(tmp_path: Path) -> None:
-    """Half a surrogate pair, as of a file name: it would be read back as another text, or not at all."""
+    """Half a surrogate pair would be read back as another text, or not at all."""
     with (
         pytest.raises(SampleError, match="surrogates not allowed"),
         ShardWriter(tmp_path / "out") as shards,
@@ -190,7 +190,7 @@ def test_a_failed_upload_reaches_the_program(moto: Bucket, monkeypatch: pytest.M
 def test_each_write_after_a_failed_upload_raises_its_error(
     moto: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So does the end of the block, for a program that catches the error and writes on; no index is written."""
+    """The end of the block raises it, too, and no index is written."""
     url = f"{moto.url}/train/"
     large = random_samples(40, {"bin": 3000})
     small = random_samples(5, {"bin": 1})
@@ -226,7 +226,7 @@ class HalfMemory(MemoryFileSystem):  # type: ignore[misc]
 
 @pytest.mark.slow
 def test_any_filesystem_of_fsspec_is_written_to() -> None:
-    """Where files grow as they are written, they do so under another name: half a shard is never seen."""
+    """Files that grow as they are written have another name, so no half shard is seen."""
     fsspec.register_implementation("halfmemory", HalfMemory, clobber=True)
     memory = fsspec.filesystem("memory")
     with (

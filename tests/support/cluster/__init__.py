@@ -1,1 +1,1 @@
-"""A cluster on this machine: an object store and nodes on a network of their own, and the nodes' shared cache."""
+"""A cluster on this machine: an object store, nodes on a network, and a shared cache."""

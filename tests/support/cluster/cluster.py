@@ -99,7 +99,7 @@ class Cluster(Lifetime):
         tiered: bool = False,
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> Iterator[list[Node]]:
-        """Run daemons with empty caches, which get every part from the store unless, if `tiered`, a tier has it."""
+        """Run daemons with empty caches; parts come from the store, or a tier if `tiered`."""
         flags = (*self._flags, "--stall-timeout-s", str(stall_timeout_s), *flags)
         with (
             tempfile.TemporaryDirectory(prefix="sc-", dir=self._root) as name,
@@ -129,8 +129,7 @@ class Cluster(Lifetime):
             yield nodes, tier
 
     def fetch(self, nodes: Sequence[Node], dataset: Dataset) -> float:
-        """Fetch a dataset on all nodes at the same time; return what the store has sent, in sizes
-        of the dataset.
+        """Fetch a dataset on all nodes at once; return the store's bytes in dataset sizes.
 
         Raises AssertionError unless every node then has every shard, byte for byte.
         """

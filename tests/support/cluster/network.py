@@ -70,7 +70,7 @@ class Namespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Let this thread use this network: the sockets that it makes, and the processes that it starts, stay there."""
+        """Let this thread, with its sockets and new processes, use this network."""
         with _returning():
             _call(_LIBC.setns, self._fd, _CLONE_NEWNET)
             yield
@@ -137,7 +137,7 @@ class Host(Namespace):
 
 
 class Network(Lifetime):
-    """A bridge and the hosts that are added to it; a context manager that gives all of them up on leaving."""
+    """A context manager of a bridge and the hosts added to it, which end on leaving."""
 
     def begin(self) -> None:
         self._switch = Namespace()

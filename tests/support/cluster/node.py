@@ -15,8 +15,7 @@ from support.stores.seaweedfs import SeaweedFS
 
 
 class Node:
-    """A host with a daemon; a context manager that has it ready on entering and kills it on
-    leaving.
+    """A context manager of a host with a daemon, ready on entering and killed on leaving.
 
     Attributes:
         daemon: reads from the store, through a tier where there is one.
@@ -56,7 +55,7 @@ class Node:
         return shardcache("warm", *urls, socket=self.daemon.socket)
 
     def check(self, ran: Ran, dataset: "Dataset") -> None:
-        """Raise AssertionError unless a fetch has gone well and every shard is cached, byte for byte."""
+        """Raise AssertionError unless a fetch went well and cached every shard exactly."""
         assert ran.code == 0, f"{self}: {ran.out}{ran.err}\n{self.daemon.tail()}"
         assert not dataset.checksums - self.checksums(), self
 

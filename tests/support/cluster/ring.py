@@ -1,4 +1,4 @@
-"""Consistent hashing as nginx does it (`hash … consistent`): which node of a tier owns which part."""
+"""Consistent hashing as nginx does it (`hash … consistent`): which node owns which part."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -14,14 +14,13 @@ _POINTS = 160
 
 
 def key_of(url: str, start: int, size_bytes: int) -> str:
-    """Return the key by which the tier finds the owner of a part: host and path as sent, and its range."""
+    """Return the key that leads to a part's owner: host and path as sent, and range."""
     parts = urlsplit(url)
     return f"{parts.netloc}{parts.path}bytes={start}-{start + size_bytes - 1}"
 
 
 class Ring:
-    """160 points per node and weight, each the CRC-32 of the node's address and of the point before
-    it.
+    """160 points per node and weight, each the CRC-32 of the address and the last point.
 
     The owner of a key is the node of the first point that is not below the key's CRC-32.
     """

@@ -1,4 +1,4 @@
-"""The cluster's tier: an nginx on each node, in the foreground, as `shardcache cluster render` configures it."""
+"""The cluster's tier: an nginx on each node, as `shardcache cluster render` configures it."""
 
 import re
 import shutil
@@ -39,7 +39,7 @@ class Nginx:
     """A context manager that has it listening on entering, and kills it on leaving."""
 
     def __init__(self, host: Host | None, config: Path, addresses: Iterable[Address]) -> None:
-        """`addresses` are all those at which it listens, on its host or, without one, on this machine."""
+        """`addresses` are those at which it listens, on its host or on this machine."""
         self._entered = host.entered if host else nullcontext
         self._addresses = tuple(addresses)
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,7 +59,7 @@ class Nginx:
         self.kill()
 
     def start(self) -> None:
-        """Start it and return when it listens. Raises RuntimeError with its output when it does not."""
+        """Start it and return when it listens. Raises RuntimeError with its output if it fails."""
         assert NGINX is not None
         for address in self._addresses:
             if isinstance(address, Path):
@@ -147,8 +147,7 @@ class Tier(AbstractContextManager["Tier"]):
         return self._nginx[node]
 
     def form(self, nodes: Sequence[Node]) -> None:
-        """Let the tier consist of these nodes: start nginx on those that join, end it on those that
-        leave.
+        """Let the tier consist of these nodes: start nginx on new ones, end it on others.
 
         What a node has cached for the tier is gone when it leaves.
         """

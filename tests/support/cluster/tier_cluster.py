@@ -1,4 +1,4 @@
-"""Nodes of a Kubernetes cluster with a tier, and a store: pods of `deploy/kubernetes/examples/tier`, run by runc."""
+"""Kubernetes nodes with a tier and a store: pods of `deploy/kubernetes/examples/tier`."""
 
 import base64
 import json
@@ -183,7 +183,7 @@ class TierCluster:
 
 
 def fetch(pods: Sequence[Pod], dataset: Dataset) -> None:
-    """Fetch a dataset on all nodes at the same time. Raises AssertionError unless each then has every byte of it."""
+    """Fetch a dataset on all nodes at once. Raises AssertionError if any byte is missing."""
     with ThreadPoolExecutor(len(pods)) as pool:
         done = list(
             pool.map(
@@ -213,7 +213,7 @@ def tier_status(pod: Pod) -> Any:
 
 
 def _commands(*parts: str) -> list[str]:
-    """Return the lines of the page's section that have one of these parts, each without what applies its output."""
+    """Return the page's lines with one of these parts, without their `kubectl apply`."""
     page = section("docs/cluster.md", "On Kubernetes")
     lines = [line for block in blocks(page, "sh") for line in block.body.splitlines()]
     found = [

@@ -87,8 +87,7 @@ class TierNodes(Lifetime):
         tls: ssl.SSLContext | None = None,
         source: str = "",
     ) -> Answer:
-        """Request a url of the object store from a front, by its path, or from an owner, by
-        HOST:PORT.
+        """Request a url of the store from a front, by its path, or an owner, by HOST:PORT.
 
         An owner is asked from the address `source` of the loopback.
         """

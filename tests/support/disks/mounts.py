@@ -1,4 +1,4 @@
-"""Filesystems that a test may fill, spoil and take away, which takes root; folders as the kubelet mounts them."""
+"""Filesystems that a test may fill, spoil and remove as root, and the kubelet's folders."""
 
 import os
 import shutil

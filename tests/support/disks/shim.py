@@ -1,5 +1,4 @@
-"""Stands between a daemon and its disk: kills it, or lets a call fail, at the n-th call that
-changes a file.
+"""Stands between a daemon and its disk: kills it, or fails its n-th call that changes a file.
 
 The C half, `shim.c`, is compiled at first use and loaded with LD_PRELOAD. Both halves share a
 control block, so what the shim does can be changed while its processes run, and what it counted
@@ -27,7 +26,7 @@ HAS_CC = shutil.which("cc") is not None
 
 
 class Op(enum.IntEnum):
-    """Kinds of calls, as numbered in shim.c. OPEN and READ change nothing, and are matched only when asked for."""
+    """Kinds of calls, as numbered in shim.c. OPEN and READ are matched only when asked for."""
 
     CREATE = 0  # open with O_CREAT or O_TRUNC
     WRITE = 1
@@ -94,7 +93,7 @@ def library() -> Path:
 
 
 class Shim:
-    """The control block of one tree of processes; the first of them to start is the one that dies."""
+    """The control block of a process tree, of which the first to start is the one that dies."""
 
     def __init__(self, control_path: Path, root: Path) -> None:
         """Make the block; `root` is the folder whose files count."""
@@ -157,8 +156,7 @@ class Shim:
 
 
 def rule_this_process(control_path: Path) -> None:
-    """Put this process, in which the shim was loaded at its start, under another control block, as
-    its victim.
+    """Put this process, which loaded the shim at its start, under another control block.
 
     What it starts is ruled by the same block, and dies with it.
     """

@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, driven over its DevTools protocol (chromedevtools.github.io/devtools-protocol)."""
+"""A real Chromium without a screen, driven by chromedevtools.github.io/devtools-protocol."""
 
 import base64
 import json
@@ -89,7 +89,7 @@ class Tab:
         self.call("Page.navigate", url=url)
 
     def evaluate(self, script: str) -> Any:
-        """Return what a script yields, a promise's outcome included, as JSON. Raises RuntimeError where it throws."""
+        """Return a script's result, awaited, as JSON. Raises RuntimeError if it throws."""
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -100,7 +100,7 @@ class Tab:
         return answer["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """Return what a script yields once that is true; while the page comes, it may throw. Raises TimeoutError."""
+        """Return a script's result once true, despite early errors. Raises TimeoutError."""
         deadline_s = time.monotonic() + GUARD_S
         while True:
             with suppress(RuntimeError):
@@ -197,7 +197,7 @@ def tab(browser: ClientConnection) -> Iterator[Tab]:
 
 @contextmanager
 def opened(browser: ClientConnection, url: str, **look: Any) -> Iterator[Tab]:
-    """Open a daemon's page as `Tab.look` says; hand it out once it is live and has drawn its summary."""
+    """Open a daemon's page as `Tab.look` says, and yield it once it is live and drawn."""
     with tab(browser) as page:
         page.look(**look)
         page.open(url)

@@ -26,7 +26,7 @@ def events_of(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def live(daemon: Daemon) -> closing[Generator[Event, None, None]]:
-    """Follow a daemon over its socket, as its page does: it asks again when a stream has lasted its time."""
+    """Follow a daemon over its socket, as its page does, asking again after each stream."""
     return closing(follow(lambda: UnixConnection(daemon.socket)))
 
 

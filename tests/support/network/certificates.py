@@ -24,7 +24,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(self.ca_file)
 
     def server_file(self) -> Path:
-        """Write a private key and a certificate for localhost and 127.0.0.1, in one file; return its path."""
+        """Write a private key and certificate for localhost in one file; return its path."""
         path = self._folder / "server.pem"
         self._authority.issue_cert(
             "localhost", "127.0.0.1"
@@ -32,7 +32,7 @@ class Authority:
         return path
 
     def server(self, host: str = "127.0.0.1", *, lifetime: timedelta = _DAY) -> ssl.SSLContext:
-        """Return the TLS context of a server with that name or address; a negative lifetime has passed."""
+        """Return a server's TLS context for that name; a negative lifetime has passed."""
         now = datetime.now(UTC)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._authority.issue_cert(

@@ -1,4 +1,4 @@
-"""Requests of HTTP as servers read them, and as clients send single ones over a connection of their own."""
+"""HTTP requests as servers read them, and single ones that clients send alone."""
 
 import json
 import re
@@ -33,7 +33,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        """Path without the leading slash and the query. The target is a whole url if a proxy has passed it on."""
+        """Path and query without the leading slash; a proxy passes a whole url on."""
         path, _, _query = self.target.partition("?")
         if self.target.startswith("http"):
             path = urlsplit(self.target).path

@@ -1,4 +1,4 @@
-"""Names that lead where a test wants, and a DNS server in which every name is that of this machine."""
+"""Names that lead where a test wants, and a DNS server that gives all this machine."""
 
 import json
 import os
@@ -21,8 +21,7 @@ _FOLDER = Path(sitecustomize.__file__).parent
 def lead(
     monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str, port: int | None = None
 ) -> None:
-    """Let a name lead to these addresses, in this order; and to another port than is asked for,
-    where one is given.
+    """Let a name lead to these addresses, in this order, and to another port if given.
 
     That holds for this process and for each Python that it starts from now on.
     """
@@ -38,7 +37,7 @@ SILENT = "127.0.0.2"
 
 @contextmanager
 def silent_address(port: int) -> Iterator[None]:
-    """Listen at a port of `SILENT` with a queue that is full, so that the kernel drops what comes."""
+    """Listen at a port of `SILENT` with a full queue, so that the kernel drops the rest."""
     with ExitStack() as sockets:
         sockets.enter_context(socket.create_server((SILENT, port), backlog=0))
         with suppress(TimeoutError):
@@ -95,7 +94,7 @@ class _Question(socketserver.BaseRequestHandler):
 
 
 def _record(kind: int, address: bytes) -> bytes:
-    """Return a pointer to the name in the question, type, class, seconds to live, and an address."""
+    """Return a pointer to the question's name, type, class, seconds to live and address."""
     return struct.pack("!3HIH", 0xC00C, kind, 1, 60, len(address)) + address
 
 

@@ -86,7 +86,7 @@ class OtherUser:
         return subprocess.run(["test", "-r", path], check=False, **become).returncode == 0
 
     def doctor(self, *args: str | Path) -> tuple[int, Any]:
-        """Run `shardcache doctor` without what would be measured; return its exit code and the JSON that it prints."""
+        """Run `shardcache doctor` without measurements; return exit code and printed JSON."""
         return self.command("doctor", "--quick", *args)
 
     def command(self, *args: str | Path) -> tuple[int, Any]:
@@ -96,7 +96,7 @@ class OtherUser:
 
     @contextmanager
     def listening(self, path: Path) -> Iterator[list[str]]:
-        """Listen at a Unix socket; after the block, the list has what each connection sent first."""
+        """Listen at a Unix socket; the list then has each connection's first message."""
         seen: list[str] = []
         command = [*self.within, sys.executable, "-I", "-c", _BECOME + _LISTEN]
         with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The other end of a session, played by a test: a WebSocket server on a Unix socket that follows a script."""
+"""The other end of a session: a WebSocket server on a Unix socket that follows a script."""
 
 import json
 import threading
@@ -87,7 +87,7 @@ Step = Callable[[Peer], object]
 
 
 def welcomed(*steps: Step, stays: bool = True) -> Script:
-    """Return the script of a daemon that welcomes a reader, takes these steps, and hears what still comes."""
+    """Return a daemon's script that welcomes a reader, takes these steps, and listens."""
 
     def script(peer: Peer) -> None:
         peer.welcome()
@@ -144,8 +144,7 @@ def accepted(peer: Peer) -> None:
 
 @contextmanager
 def scripted(path: Path, *scripts: Script) -> Iterator[Heard]:
-    """Serve: the first connection gets the first script, and so on; a script's end closes its
-    connection.
+    """Serve a script to each connection in turn; its end closes the connection.
 
     Yields the messages heard, in order; they are complete when the block is left, which the client
     must have done. What a script asserts is raised there, too.

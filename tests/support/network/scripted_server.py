@@ -31,8 +31,7 @@ class Reply:
 
 
 class ScriptedServer:
-    """Listens on a free port of an address; a context manager. The last reply is given again and
-    again.
+    """A context manager that listens on a free port. The last reply is given repeatedly.
 
     Args:
         context: for https.

@@ -16,7 +16,7 @@ class Image(Protocol):
         """Program that `args` are for where a container names no command."""
 
     def lay_out(self, folder: Path) -> Path:
-        """Return where its files are for one container: in that folder, which it makes, or in one for all."""
+        """Return the folder of a container's files: a new one there, or one for all."""
 
     def mounts(self) -> Iterator[Mount]:
         """Return what it has besides its files."""

@@ -1,4 +1,4 @@
-"""A machine of its own, run by systemd: a container over this machine's files, whose changes stay in memory."""
+"""A machine run by systemd: a container over this one's files, with changes in memory."""
 
 import os
 import shutil
@@ -82,7 +82,7 @@ class Machine(Lifetime):
                 folder.rmdir()
 
     def _cgroups(self) -> list[Path]:
-        """Return what nspawn makes in each hierarchy, and sweeps up only where this machine runs by systemd."""
+        """Return nspawn's folder in each hierarchy, which it removes only under systemd."""
         lines = (
             Path(f"/proc/{self._leader}/cgroup").read_text().splitlines() if self._leader else []
         )
@@ -145,8 +145,7 @@ class Machine(Lifetime):
 def installed(
     environment: Mapping[str, str], disks: Mapping[Path, Path] | None = None
 ) -> Iterator[Machine]:
-    """Boot a machine where the daemon is a service, installed as the docs say; deploy/systemd is at
-    /mnt.
+    """Boot a machine with the daemon installed as documented; deploy/systemd is at /mnt.
 
     This very interpreter runs it: it may be installed where services do not see it, as below /root,
     /home or /tmp.

@@ -1,4 +1,4 @@
-"""A container of a pod's spec as an OCI runtime is told it: user, capabilities, system calls, mounts."""
+"""A container of a pod's spec for an OCI runtime: user, capabilities, calls, mounts."""
 
 import json
 import subprocess
@@ -133,7 +133,7 @@ def runtime_config(
 
 
 def _proposed() -> Json:
-    """Return the configuration that runc proposes: its mounts and masked paths are those of container engines."""
+    """Return runc's proposed configuration, with the mounts and masks of container engines."""
     with tempfile.TemporaryDirectory() as bundle:
         subprocess.run(["runc", "spec", "--bundle", bundle], check=True)
         config: Json = json.loads(Path(bundle, "config.json").read_text())

@@ -360,11 +360,11 @@ class Container(AbstractContextManager["Container"]):
         )
 
     def probe(self, kind: str) -> bool:
-        """Run one of its probes once, as `startup`, `readiness` or `liveness`; tell whether it succeeded."""
+        """Run a probe once, `startup`, `readiness` or `liveness`; tell whether it succeeded."""
         return self.exec(*self.spec[f"{kind}Probe"]["exec"]["command"]).returncode == 0
 
     def wait_until_started(self) -> None:
-        """Repeat the startup probe until it succeeds. Raises RuntimeError when the container ends instead."""
+        """Repeat the startup probe until it succeeds. Raises RuntimeError if the container ends."""
 
         def started() -> bool:
             if self._runtime.poll() is not None:

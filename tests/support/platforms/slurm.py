@@ -1,5 +1,4 @@
-"""A Slurm cluster of two nodes on this machine, from the programs of the packages slurm-wlm and
-munge.
+"""A Slurm cluster of two nodes on this machine, from the packages slurm-wlm and munge.
 
 Everything lies below one folder, and nothing of the system's own Slurm is touched. Each node's
 daemon has a mount namespace of its own, in which one path shows another folder: that is the node's
@@ -54,8 +53,7 @@ tell() {{
 
 @contextmanager
 def deployed(site: str) -> Iterator["Slurm"]:
-    """Run a cluster that has the scripts of deploy/slurm, but for what a site is told to edit in
-    its site.sh.
+    """Run a cluster with the scripts of deploy/slurm and the edits that a site makes.
 
     Args:
         site: more of that, in which `{disk}` is a node's own disk.
@@ -70,7 +68,7 @@ def deployed(site: str) -> Iterator["Slurm"]:
 
 
 class Slurm(Lifetime):
-    """Controller, munge and two nodes; a context manager that has them idle on entering and ends all on leaving."""
+    """A context manager of controller, munge and two nodes, idle on entering, ended on leaving."""
 
     def __init__(self, root: Path, scripts: Path) -> None:
         self.root = root  # folder of everything; keep its path short, for sockets lie below
@@ -96,11 +94,11 @@ class Slurm(Lifetime):
         return self.root / node
 
     def node_states(self) -> list[str]:
-        """Return what `sinfo` says of each node, such as `idle`, `drained` or `idle*` when it does not answer."""
+        """Return each node's state as `sinfo` gives it, such as `idle`, `drained` or `idle*`."""
         return self.run("sinfo", "--noheader", "--Node", "--format=%T").split()
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
-        """Run a command of Slurm's to its end; return what it printed. Raises AssertionError when it fails."""
+        """Run a Slurm command to its end; return its output. Raises AssertionError on failure."""
         return printed_by(command, cwd=self.root, env=self._env(env), timeout=_COMMAND_LIMIT_S)
 
     def submit(self, example: str, *args: object, env: Mapping[str, str] | None = None) -> "Job":
@@ -226,7 +224,7 @@ class Job:
     output: Path
 
     def state(self) -> str:
-        """Return its state, such as RUNNING or COMPLETED; COMPLETING until the epilog has ended on every node."""
+        """Return its state, such as RUNNING; COMPLETING until the epilog ended everywhere."""
         return self.cluster.run(
             "squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%T"
         ).strip()

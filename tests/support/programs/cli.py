@@ -1,4 +1,4 @@
-"""The `shardcache` command, run as a user runs it; what command lines of the tests have in common."""
+"""The `shardcache` command as users run it, and what the tests' command lines share."""
 
 import json
 import os

@@ -51,8 +51,7 @@ def spawn(
 
 
 class Daemon:
-    """A daemon over a folder of its own; a context manager that has it ready on entering and kills
-    it on leaving.
+    """A context manager of a daemon over its own folder, ready on entering and then killed.
 
     Attributes:
         root: folder of the socket, the cache and the log; keep its path short, a socket's has at most 107 bytes.
@@ -96,7 +95,7 @@ class Daemon:
         return self._running().pid
 
     def start(self) -> None:
-        """Start it and return when it serves. Raises RuntimeError with the end of its log when it does not."""
+        """Start it and return when it serves. Raises RuntimeError with its log if it fails."""
         where = ("--socket", str(self.socket), "--cache-dir", str(self.cache_dir))
         self._process = self._spawn(("serve", *where, *self._flags), self._env, self.log)
         try:
@@ -150,7 +149,7 @@ class Daemon:
         return answer
 
     def empty(self, pattern: str = "file:///**") -> None:
-        """Evict everything of a pattern, what is still on its way for readers that have left included."""
+        """Evict everything of a pattern, even if it is still on its way for former readers."""
 
         def emptied() -> bool:
             if self.status()["transfers"]:
@@ -161,7 +160,7 @@ class Daemon:
         eventually(emptied)
 
     def evict(self, *urls: str) -> None:
-        """Evict these, once nothing has them open: a process that the daemon starts has for a moment what it has."""
+        """Evict these once no process has them open, new children of the daemon included."""
         eventually(
             lambda: not json.loads(self.request("POST", "/v1/evict", {"urls": urls}))["kept"]
         )
@@ -185,7 +184,7 @@ class Daemon:
         return sum(int(job["sessions"]) for job in self.status()["jobs"])
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
-        """Send one request of the admin API and return the body of its answer, whatever its status."""
+        """Send a request of the admin API and return the answer's body, whatever its status."""
         return self.answer(method, path, None if body is None else json.dumps(body).encode())[1]
 
     def answer(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -280,7 +279,7 @@ def pid_at(socket: Path) -> int:
 
 @contextmanager
 def private_home(root: Path) -> Iterator[PrivateHome]:
-    """Have this process, and those that it starts, find no daemon of the node; kill their private ones at the end."""
+    """Hide the node's daemon from this process and its children; kill private ones at the end."""
     home = PrivateHome(root)
     home.runtime.mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:

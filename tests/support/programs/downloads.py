@@ -30,8 +30,7 @@ class Rig:
         self.downloader = self.make()
 
     def make(self, *, hedged_share: float = 0.0, **options: object) -> Downloader:
-        """Return a downloader that hardly pauses between tries, and asks for nothing twice unless
-        it is told to.
+        """Return a downloader that hardly pauses and asks for nothing twice unless told to.
 
         Args:
             options: settings of the daemon.

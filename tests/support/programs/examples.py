@@ -1,4 +1,4 @@
-"""The examples in docs/, run as they are over shards of uneven sizes in S3, and what must come of it."""
+"""The examples in docs/, run over uneven shards in S3, and what they must achieve."""
 
 import ast
 import io
@@ -40,7 +40,7 @@ Reports = dict[str, list[Rank]]  # by the report's name
 
 
 def is_aborted_by_torch(said: str) -> bool:
-    """Return whether a process ended by torch's fault at its exit (pytorch#190489), after all of its work."""
+    """Tell whether torch ended a process at its exit (pytorch#190489), after its work."""
     return _ABORTED in said and sys.version_info < (3, 14)
 
 
@@ -65,7 +65,7 @@ def counted_shards(server: MotoS3) -> Iterator[Daemon]:
 
 
 def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
-    """Store shards with so many samples each, an image and a class from 0 to 9; and their index file."""
+    """Store shards of so many samples with image and class 0 to 9, and their index file."""
     for number in range(len(counts)):
         keys = range(sum(counts[:number]), sum(counts[: number + 1]))
         tar = make_tar(
@@ -98,7 +98,7 @@ def run(daemon: Daemon, out: Path, *command: str, limit_s: float = GUARD_S) -> R
 def run_ranks(
     daemon: Daemon, out: Path, *ranks: tuple[Sequence[str], Mapping[str, str]]
 ) -> Reports:
-    """Run an example in a process for each rank, with its command and variables; return what they reported."""
+    """Run an example in a process for each rank; return what they reported."""
     outs = [out.with_name(f"{out.name}-{rank}") for rank in range(len(ranks))]
     jobs = [start(daemon, path, *each) for path, each in zip(outs, ranks, strict=True)]
     try:
@@ -149,7 +149,7 @@ def reports(out: Path) -> Reports:
 
 
 def check_usage(daemon: Daemon, folder: Path, script: str) -> None:
-    """Run the lines of an example's docstring as they stand, with nothing but the example in the folder."""
+    """Run the lines of an example's docstring with nothing but the example in the folder."""
     shutil.copy(EXAMPLES / script, folder)
     usage = ast.get_docstring(ast.parse((EXAMPLES / script).read_text())) or ""
     lines = re.findall(
@@ -180,7 +180,7 @@ def torchrun(script: str, *, ranks: int = RANKS) -> list[str]:
 
 
 def check(ranks: list[Rank], counts: tuple[int, ...]) -> None:
-    """Hold an epoch against the promise: equal steps of equal sizes, every sample, and no more twice than must be."""
+    """Check an epoch: equal steps and sizes, every sample, and no needless repetition."""
     assert len(ranks) == RANKS
     assert len({tuple(map(len, rank)) for rank in ranks}) == 1
     reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
@@ -203,7 +203,7 @@ def check_epochs(epochs: Reports, readers: int = RANKS) -> None:
 
 
 def check_rest(epochs: Reports, rest: Reports, steps: int) -> None:
-    """Check a run resumed after some steps of the second epoch: the very next batches, then the third epoch."""
+    """Check a run resumed in its second epoch: the very next batches, then the third epoch."""
     assert rest == {
         "epoch 1": [rank[steps:] for rank in epochs["epoch 1"]],
         "epoch 2": epochs["epoch 2"],
@@ -213,8 +213,7 @@ def check_rest(epochs: Reports, rest: Reports, steps: int) -> None:
 def check_resumed(
     daemon: Daemon, folder: Path, command: list[str], checkpoint: Callable[[int], str]
 ) -> Reports:
-    """Run an example that trains and validates, then again from within its second epoch; return the
-    first's reports.
+    """Run an example, then resume it in its second epoch; return the first run's reports.
 
     Args:
         checkpoint: names that of a step, counted over all epochs, below the folder of `--checkpoints`.

@@ -33,8 +33,7 @@ _modules_of_helpers: dict[str, ModuleType] = {}
 
 
 def set_aside() -> None:
-    """Import what the helpers import, for them alone: the next import of such a module makes
-    another.
+    """Import the helpers' modules for them alone; the next import makes other modules.
 
     To import our modules takes most of a helper's CPU time, and those of the daemon hold its
     threads, caches and connections.
@@ -78,7 +77,7 @@ class ForkingLoop(uvloop.Loop):
 
 
 class _ForkedTransport(unix_events._UnixSubprocessTransport):  # type: ignore[name-defined, misc]
-    """asyncio's transport of a process that `subprocess` forks, and that never gets to execute its command."""
+    """asyncio's transport of a process that `subprocess` forks without any command."""
 
     _proc: subprocess.Popen[bytes]
 
@@ -94,7 +93,7 @@ class _ForkedTransport(unix_events._UnixSubprocessTransport):  # type: ignore[na
 
 
 def _become_helper(command: Sequence[str], kept_fds: Sequence[int]) -> NoReturn:
-    """Run a module with its arguments, where `subprocess` would execute a program, with its pipes already in place."""
+    """Run a module in place of a program of `subprocess`, with its pipes already there."""
     code = 1
     try:
         _forget_signal_handlers()
@@ -117,7 +116,7 @@ def _become_helper(command: Sequence[str], kept_fds: Sequence[int]) -> NoReturn:
 
 
 def _forget_signal_handlers() -> None:
-    """Handle signals as a new interpreter does: by their defaults, but for those that are ignored."""
+    """Handle signals as a new interpreter does: by their defaults, unless ignored."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

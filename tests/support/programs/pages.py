@@ -1,4 +1,4 @@
-"""Pages of the documentation, run as they are written: scripts, command lines, and what they print."""
+"""Pages of the documentation, run as written: scripts, command lines, printed output."""
 
 import os
 import re
@@ -75,8 +75,7 @@ class Place:
         return f"{name}.tar"
 
     def run(self, lines: str, more: Mapping[str, str] | None = None, until: str = "") -> str:
-        """Run command lines of a page, with further variables; return what they printed. They must
-        succeed.
+        """Run a page's command lines with further variables; return the output. All must succeed.
 
         With `until`, press Ctrl-C when that much is printed: all processes of the command get the
         signal.
@@ -108,8 +107,7 @@ class Place:
         return printed + rest
 
     def follow(self, text: str) -> None:
-        """Do what a page says, from top to bottom; what is printed must be what its blocks of text
-        say.
+        """Follow a page from top to bottom; the output must be what its text blocks say.
 
         A script without command lines after it is run at once; a comment behind a `print` is what
         that prints. A block of text that ends in `^C` is what was printed until the user pressed

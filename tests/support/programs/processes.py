@@ -25,7 +25,7 @@ def logged(command: Sequence[str | Path], log: Path, **options: Any) -> subproce
 
 
 def printed_by(command: str | Sequence[str], **options: Any) -> str:
-    """Run a command to its end, and return what it printed. Raises AssertionError with its errors when it fails."""
+    """Run a command and return its output. Raises AssertionError with its errors on failure."""
     done: subprocess.CompletedProcess[str] = subprocess.run(
         command, capture_output=True, text=True, check=False, **options
     )
@@ -39,7 +39,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, all that it has started, and what these have started; return once all have ended."""
+    """Kill a process and all of its descendants; return once all have ended."""
     tree = [pid]
     for each in tree:
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended
@@ -58,7 +58,7 @@ def transport_workers(pid: int) -> set[int]:
 
 
 def running(pid: int, module: str) -> set[int]:
-    """Return those of them that are programs of a module by now, whether they were executed or forked."""
+    """Return those of them that now run a module's program, executed or forked."""
     found = set()
     for child in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):  # it has ended
@@ -68,7 +68,7 @@ def running(pid: int, module: str) -> set[int]:
 
 
 def comm_of(module: str) -> str:
-    """Return the name of a process that is forked to run a module, of at most 15 bytes (/proc/PID/comm)."""
+    """Return the name of a forked module's process, at most 15 bytes (/proc/PID/comm)."""
     return module[-15:]
 
 

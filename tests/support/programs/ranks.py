@@ -23,7 +23,7 @@ Job = Callable[..., Any]
 def torchrun(
     job: Job, *arguments: object, ranks: int = 2, options: Sequence[str] = (), **variables: str
 ) -> list[Any]:
-    """Run `job` as the ranks of torchrun, with further options of it; return what each rank returned."""
+    """Run `job` as the ranks of torchrun, with further options; return each rank's result."""
     launcher = [
         "-m",
         "torch.distributed.run",
@@ -37,7 +37,7 @@ def torchrun(
 
 
 def processes(job: Job, arguments: Sequence[Sequence[object]], **variables: str) -> list[Any]:
-    """Run `job` in a process for each of `arguments`, without a launcher; return what each returned."""
+    """Run `job` in a process for each of `arguments`; return each result."""
     with tempfile.TemporaryDirectory(prefix="shardcache-ranks-") as out:
         started = [
             _start([], job, out, each, variables | {"RESULT": f"{rank}.json"})

@@ -54,7 +54,7 @@ class RawSession(AbstractContextManager["RawSession"]):
         return parse(self.receive_text())
 
     def receive_text(self, limit_s: float = GUARD_S) -> bytes:
-        """Return the next message as it came: to read a large one holds up whatever else this process does."""
+        """Return the next message as it came, since reading a large one would block the loop."""
         message = self._socket.receive(time.monotonic() + limit_s)
         assert message is not None, "no answer"
         return message
@@ -105,7 +105,7 @@ class RawSession(AbstractContextManager["RawSession"]):
         reads: int | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """Declare a plan of shards, by their urls alone or whole; `reads` positions belong to this epoch, or all."""
+        """Declare a plan of shards, by urls alone or whole; `reads` is of this epoch or all."""
         known = Shards.of(ShardRef(each) if isinstance(each, str) else each for each in shards)
         sent = self.ask("shards", fingerprint=known.fingerprint, packed=known.packed, **fields)
         if sent["type"] == "error":

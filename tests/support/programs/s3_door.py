@@ -1,4 +1,4 @@
-"""Clients of a daemon's S3 endpoint, none of ours: botocore's, with the keys that the daemon gave."""
+"""botocore clients of a daemon's S3 endpoint, with the keys that the daemon gave."""
 
 import json
 import socket
@@ -98,7 +98,7 @@ def request_of(target: str, headers: dict[str, str]) -> bytes:
 
 @contextmanager
 def connection(daemon: Daemon) -> Iterator[socket.socket]:
-    """A connection to a daemon's endpoint, into which little is sent that its client does not read."""
+    """A connection to the endpoint with little room for bytes that its client does not read."""
     host, _, port = address_of(daemon).rpartition(":")
     with socket.socket() as client:
         client.settimeout(GUARD_S)

@@ -1,4 +1,4 @@
-"""Event loops with a virtual clock: one that only a test moves, and one that leaps over every wait."""
+"""Event loops with a virtual clock: one that tests move, and one that leaps over waits."""
 
 import asyncio
 import selectors
@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class StillLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only when a test says so: add to `now_s`, and give the tasks their turns."""
+    """An event loop whose time only a test moves: add to `now_s` and let the tasks run."""
 
     now_s = 0.0
 
@@ -19,7 +19,7 @@ class StillLoop(asyncio.SelectorEventLoop):
 
 
 class LeapingLoop(StillLoop):
-    """An event loop whose time leaps to the next timer as soon as every task waits: no test waits for a time-out."""
+    """An event loop whose time leaps to the next timer as soon as every task waits."""
 
     def __init__(self) -> None:
         selector = selectors.DefaultSelector()

@@ -1,5 +1,4 @@
-"""Starts `shardcache` in milliseconds: one process imports everything, and forks a child for each
-command.
+"""Starts `shardcache` fast: one process imports everything and forks for each command.
 
 As a program it reads a JSON line for each command to start, and answers with its pid; another for
 each that has ended, and answers with its exit status.
@@ -83,7 +82,7 @@ class Forked:
 
 
 class Zygote(AbstractContextManager["Zygote"]):
-    """A context manager; `Daemon` starts its process by `spawn`, `support.programs.cli` runs commands by `run`."""
+    """A context manager; `Daemon` uses `spawn`, `support.programs.cli` uses `run`."""
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
@@ -104,7 +103,7 @@ class Zygote(AbstractContextManager["Zygote"]):
         return self._start(args, env, log, log)
 
     def run(self, args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run `python -m shardcache` to its end, as `subprocess.run` does. Raises subprocess.TimeoutExpired."""
+        """Run `python -m shardcache` like `subprocess.run`. Raises subprocess.TimeoutExpired."""
         with tempfile.TemporaryDirectory(prefix="shardcache-run-") as name:
             out = Path(name, "out")
             err = Path(name, "err")
@@ -215,7 +214,7 @@ def _become_command(request: dict[str, Any]) -> NoReturn:
 
 
 def _end(status: int) -> NoReturn:
-    """Do what an interpreter does at its end, but for freeing all modules, which takes five times as long as `ls`."""
+    """Do what an interpreter does at its end, except for freeing modules, which is slow."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as processes of multiprocessing do
     atexit._run_exitfuncs()
     sys.stdout.flush()

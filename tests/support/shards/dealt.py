@@ -1,4 +1,4 @@
-"""Samples that readers would read of a deal, worked out without any shard; and deals that Hypothesis draws."""
+"""Samples of a deal, worked out without shards, and deals that Hypothesis draws."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ def crew(cut: Partition) -> list[Topology]:
 def shares(
     deal: SpanDeal, counts: Sequence[int], epoch: int, cut: Partition, phases: Sequence[Phase] = ()
 ) -> list[list[Place]]:
-    """Return what each reader of a job reads of an epoch of any deal, with so many samples in each shard."""
+    """Return what each reader of a job reads of an epoch with so many samples in each shard."""
     return [walk(deal.share(epoch, reader, phases), counts) for reader in crew(cut)]
 
 
@@ -93,8 +93,7 @@ def source(name: str, counts: Sequence[int], shuffle: Shuffle | None = None) -> 
 
 @dataclass(frozen=True)
 class Dealt:
-    """A dataset, or a mixture of several, and the reference for its deal: each source's samples
-    written out in order.
+    """A dataset or mixture, and its deal's reference: each source's samples in order.
 
     Attributes:
         counts, shuffles: of each source.

@@ -1,4 +1,4 @@
-"""Values of samples as JSON can hold them: what one library gives is compared with what another does."""
+"""Values of samples as JSON holds them, to compare libraries with each other."""
 
 from decimal import Decimal
 from typing import Any

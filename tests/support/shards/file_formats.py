@@ -1,4 +1,4 @@
-"""Files of formats without a set of files of their own, with the same rows in each: written by Python's libraries."""
+"""Files of further formats, with the same rows in each, written by Python's libraries."""
 
 import gzip
 import io

@@ -1,5 +1,4 @@
-"""Odd tars, made byte by byte where the standard library would not write them; and the ways to read
-them.
+"""Odd tars, some made byte by byte, and the ways to read them.
 
 Most have the sample `last` behind the oddity: a reader that gives it has found the way past the
 oddity.
@@ -38,7 +37,7 @@ def header(
     prefix: bytes = b"",
     fields: Mapping[int, bytes] | None = None,
 ) -> bytes:
-    """Return a header block with a right checksum. `size` as bytes is the field itself; `fields` is laid over last."""
+    """Return a header with a right checksum. Bytes as `size` are the field; `fields` come last."""
     block = bytearray(512)
     size_field = b"%011o\0" % size if isinstance(size, int) else size
     parts = {
@@ -113,9 +112,7 @@ TRAILING_DATA: dict[str, tuple[bytes, int]] = {
         1024 + 4096,
     ),
 }
-"""Tars with data behind the block of zeros that ends them, by what that is, and the offset of its
-first byte. As far as that block, each has the sample `last` alone.
-"""
+"""Tars with data behind their end, by its kind and offset; before it is just `last`."""
 
 SPARSE_FORMATS = {
     "old GNU": ["--format=gnu"],
@@ -127,7 +124,7 @@ SPARSE_FORMATS = {
 
 
 def sparse_tar(folder: Path, format_: str) -> bytes:
-    """Return GNU tar's archive of `last` and the sample `a`, whose `bin` is a hole between two pieces of four bytes."""
+    """Return GNU tar's archive of `last` and a sample `a` with a hole in its `bin`."""
     with (folder / "a.bin").open("wb") as file:
         file.write(b"data")
         file.seek(1 << 20)
@@ -205,7 +202,7 @@ Items = list[tuple[str, Any]]
 
 @dataclass(slots=True)
 class Reading:
-    """The samples that were given, as items, for their order counts; and the error that ended it, if one did."""
+    """The samples that were given, as ordered items, and the error that ended it, if any."""
 
     samples: list[Items] = field(default_factory=list)
     error: Exception | None = None
@@ -238,8 +235,7 @@ def by_lenient_index(path: Path, start: int = 0) -> Reading:
 
 
 def by_number(path: Path) -> list[Items | None]:
-    """Read each sample by its number, as a shuffled reader does, last first; None is in the place
-    of a bad one.
+    """Read each sample by its number, last first; None takes the place of a bad one.
 
     Parts of a torn sample are samples.
     """
@@ -251,7 +247,7 @@ def by_number(path: Path) -> list[Items | None]:
 
 
 def by_arrival(path: Path, start: int = 0) -> Reading:
-    """Read the tar while its bytes arrive, no more of them than are asked for; its last sample is left to the index."""
+    """Read the tar while its bytes arrive as asked for; the last sample is the index's."""
     stat = path.stat()
 
     def grant(ready_bytes: int) -> Arriving:
@@ -268,7 +264,7 @@ def by_arrival(path: Path, start: int = 0) -> Reading:
 
 
 def going_on(read: Callable[[Path, int], Reading], path: Path) -> list[Items | None]:
-    """Read to the end, as with a handler that continues after each bad sample: None is in the place of one."""
+    """Read to the end as with a handler that continues; None takes a bad sample's place."""
     found: list[Items | None] = []
     while True:
         reading = read(path, len(found))

@@ -1,4 +1,4 @@
-"""A whole cache of real parts in this process, with its store on the disk and without a daemon around it."""
+"""A whole cache of real parts in this process, with a store on disk and no daemon."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -84,7 +84,7 @@ class Ground:
 
 @asynccontextmanager
 async def ground(root: Path, **options: Any) -> AsyncIterator[Ground]:
-    """Open a cache's store with these options of the daemon; end all that runs when the block is left."""
+    """Open a cache's store with these daemon options; end all that runs on leaving."""
     settings = Settings.load(
         {"cache_dir": root / "cache", "capacity": "1GB", "min_free": "0", **options}
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_index(folder: Path, counts: Sequence[int], name: str = "{}.tar") -> str:
-    """Write the index file of shards with these numbers of samples; return its url. Shards are named by number."""
+    """Write the index of shards, named by number, with so many samples; return its url."""
     rows = [{"url": name.format(number), "nsamples": count} for number, count in enumerate(counts)]
     (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
     return f"file://{folder}/index.json"

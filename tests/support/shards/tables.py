@@ -10,7 +10,7 @@ from support.shards.tars import Sample, make_tar
 
 
 def recut(daemon: Daemon, folder: Path, samples: Sequence[Sample], counts: Sequence[int]) -> str:
-    """Write shards of these numbers of samples, with an index and a table of their keys; return the index's url."""
+    """Write shards of these sizes, an index and a table of keys; return the index's url."""
     folder.mkdir()
     for number, start in enumerate(accumulate(counts[:-1], initial=0)):
         (folder / f"{number}.tar").write_bytes(make_tar(samples[start : start + counts[number]]))

@@ -52,9 +52,11 @@ def make_tar(samples: Iterable[Sample]) -> bytes:
 
 
 def pack(
-    members: Iterable[tuple[str | tarfile.TarInfo, bytes]], *, format: int = tarfile.USTAR_FORMAT
-) -> bytes:  # noqa: A002
-    """Pack members in order, each under its name or as the TarInfo given; a TarInfo of no file carries no bytes."""
+    members: Iterable[tuple[str | tarfile.TarInfo, bytes]],
+    *,
+    format: int = tarfile.USTAR_FORMAT,  # noqa: A002  as tarfile calls it
+) -> bytes:
+    """Pack members in order, by name or TarInfo; a TarInfo of no file carries no bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
         for name, value in members:
@@ -66,7 +68,7 @@ def pack(
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    """Return a member that is no regular file, such as `tarfile.SYMTYPE` to `target` or `tarfile.DIRTYPE`."""
+    """Return a special member, such as `tarfile.SYMTYPE` to `target` or `tarfile.DIRTYPE`."""
     info = tarfile.TarInfo(name)
     info.type = kind
     info.linkname = target
@@ -84,7 +86,7 @@ def published(path: Path, tar: bytes, url: str) -> tuple[Path, Path]:
 def write_shards(
     folder: Path, shards: int, samples_per_shard: int, sizes: Mapping[str, int] | None = None
 ) -> list[Path]:
-    """Write `shard-000000.tar` and on into `folder`; keys continue from one shard to the next, each is unique."""
+    """Write `shard-000000.tar` and on into `folder`, with unique keys that continue."""
     paths = []
     for number in range(shards):
         samples = random_samples(samples_per_shard, sizes, first=number * samples_per_shard)
@@ -94,7 +96,7 @@ def write_shards(
 
 
 def write_indexed(folder: Path, counts: Sequence[int], *, first: int = 0) -> str:
-    """Write shards with so many samples each, keyed by their number from `first` on, and an index; return its url."""
+    """Write shards of these sizes, keyed by number from `first`, and an index; return its url."""
     folder.mkdir(exist_ok=True)
     for number, count in enumerate(counts):
         samples = random_samples(count, {"jpg": 50}, first=first + sum(counts[:number]))
@@ -125,7 +127,7 @@ def table_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def samples(folder: Path) -> Samples:
-    """Return the samples of all shards that the index names, by key, after checking its numbers against them."""
+    """Return the samples of all indexed shards by key, after checking their numbers."""
     found: Samples = {}
     for row in rows(folder):
         path = folder / row["url"]
@@ -166,7 +168,7 @@ def _xz(data: bytes, window_log: int) -> bytes:
 
 
 def _zstd(data: bytes, window_log: int) -> bytes:
-    """Change the window descriptor of a frame that does not tell its content's size (RFC 8878, 3.1.1.1.2)."""
+    """Change a frame's window descriptor if it states no content size (RFC 8878, 3.1.1.1.2)."""
     compressor = zstd.ZstdCompressor()
     compressed = bytearray(compressor.compress(data) + compressor.flush())
     compressed[5] = (window_log - 10) << 3
@@ -214,7 +216,7 @@ def write_token_shards(folder: Path, shards: Sequence[Documents]) -> str:
 def blocks_of(
     documents: Documents, length: int, overlap: int = 0, end: int | None = None
 ) -> list[tuple[list[int], list[int]]]:
-    """Return tokens, and numbers of their documents, of each block of a shard: concatenate and cut."""
+    """Return tokens and document numbers of each of a shard's blocks: concatenate and cut."""
     ends = [] if end is None else [end]
     joined = [
         (token, number) for number, tokens in enumerate(documents) for token in [*tokens, *ends]

@@ -34,7 +34,7 @@ message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MES
 
 
 def _messages(*, is_packed: bool) -> Any:
-    """Return the class of tf.train.Example; numbers are packed, as TensorFlow writes them, or not."""
+    """Return the class tf.train.Example, with numbers packed, as TensorFlow does, or not."""
     file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
     for message in file.message_type:
         if message.name in ("FloatList", "Int64List"):

@@ -4,7 +4,7 @@
 def aws_env(
     endpoint_url: str, access_key: str = "test", secret_key: str = "test"
 ) -> dict[str, str]:
-    """Return the variables by which any AWS SDK finds a server, by default one that takes all keys."""
+    """Return the variables that lead an AWS SDK to a server, by default one for all keys."""
     return {
         "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": secret_key,

@@ -1,4 +1,4 @@
-"""Web servers: one that remembers who came, and one that holds every byte back until the test lets it go."""
+"""Web servers: one remembers who came, one holds every byte until the test lets it go."""
 
 import socket
 
@@ -40,7 +40,7 @@ class Canary(ScriptedServer):
         return self.url(f"/{name}")
 
     def ranges(self, suffix: str = "") -> list[tuple[int, int]]:
-        """Return start and end of each range asked for of such files, but for the byte that asks for a version."""
+        """Return each range asked for of such files, without the byte that asks for a version."""
         found = []
         for _, path, headers in self.requests:
             if path.endswith(suffix) and "range" in headers:
@@ -98,7 +98,7 @@ class Canary(ScriptedServer):
 
 
 class GatedStore(Canary):
-    """Answers a ranged read once its last byte has been let go, and sends a whole object as its bytes are."""
+    """Answers a ranged read once its last byte is let go, and sends whole objects as they are."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class FaultyProxy(ThreadedServer):
         return {**env, "AWS_ENDPOINT_URL": self.endpoint_url}
 
     def forget(self) -> int:
-        """Swallow whatever comes over the present connections, as a NAT does; return how many there are."""
+        """Swallow what comes over the present connections; return how many there are."""
 
         async def swallow() -> int:
             self._forgotten |= self._clients.keys()

@@ -1,4 +1,4 @@
-"""A server that speaks enough S3 and HTTP to serve objects, and breaks its word whenever it is told to."""
+"""An S3 and HTTP server that serves objects and breaks its word whenever told to."""
 
 import asyncio
 import base64
@@ -50,7 +50,7 @@ class FaultyS3(SpoilingServer):
     drip_s = 0.1
 
     def __init__(self, context: ssl.SSLContext | None = None, front: Path | None = None) -> None:
-        """Prepare one. `context`: for https; `front`: Unix socket where it answers as well, as a tier does."""
+        """Prepare one. `context`: for https; `front`: a Unix socket where it answers, too."""
         super().__init__()
         self.objects: dict[str, bytes] = {}
         self.front = front
@@ -107,7 +107,7 @@ class FaultyS3(SpoilingServer):
         return -(-len(body) // 100)
 
     def rules_for(self, request: Request) -> list[Rule]:
-        """Note a request for an object, and return what is to happen to it; nothing happens to questions."""
+        """Note a request for an object and return its rules; questions meet none."""
         if "x-shardcache-owner" in request.headers:
             return []
         self._note(request)
@@ -194,7 +194,7 @@ def _etag(body: bytes) -> str:
 
 
 def _asker(request: Request) -> str:
-    """Return the id of the key that signed a request, in its headers or its url; empty without one."""
+    """Return the id of the key that signed a request, or an empty one."""
     scope = request.headers.get("authorization", "").partition("Credential=")[2]
     named = parse_qs(urlsplit(request.target).query).get("X-Amz-Credential", [""])
     return (scope or named[0]).partition("/")[0]

@@ -67,7 +67,7 @@ def refusal(status: int, code: str) -> Answer:
 def part_of(
     size_bytes: int, part: slice | None, headers: Mapping[str, str]
 ) -> tuple[Answer, range]:
-    """Return the answer to a request for a part of an object, or all of it, and the bytes that are its body."""
+    """Return the answer to a request for all or part of an object, and its body."""
     wanted = range(size_bytes)[part or slice(None)]
     if part is None:
         answer = Answer(200, {**headers})

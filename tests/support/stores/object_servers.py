@@ -1,4 +1,4 @@
-"""Servers of what object stores document, strict about requests: Google's XML API, Azure's blobs, the Hub."""
+"""Strict servers of documented object stores: Google's XML API, Azure's blobs, the Hub."""
 
 import asyncio
 import base64
@@ -108,8 +108,7 @@ def ranged(body: bytes, request: Request, headers: Mapping[str, str]) -> Answere
 
 
 class GoogleServer(ObjectServer):
-    """The XML API for reads; the JSON API, for listing and upload, is an emulator's, where it is
-    installed.
+    """The XML API for reads, and an emulator's JSON API for listing and upload.
 
     Attributes:
         encodings: Content-Encodings that objects were stored with, by path.
@@ -140,8 +139,7 @@ class GoogleServer(ObjectServer):
         return self
 
     def service_account(self, folder: Path, name: str = "a") -> str:
-        """Write the file of a service account, whose tokens this server issues, and return its
-        path.
+        """Write a service account's file for tokens of this server; return its path.
 
         Its address is the name, @, and b.
         """
@@ -246,8 +244,7 @@ class GoogleServer(ObjectServer):
 
 
 class AzureServer(ObjectServer):
-    """Blobs of one account, to those with a token of its managed identities, or a signature that is
-    known.
+    """Blobs of one account, for managed identity tokens of its own or known signatures.
 
     Attributes:
         signatures: those that may read all.
@@ -306,8 +303,7 @@ def _signature(key: str, text: str) -> str:
 
 
 class HubServer(ObjectServer):
-    """A Hub; files of git LFS are at a server of their own, to which it redirects by urls that are
-    valid once signed.
+    """A Hub that redirects to a server of git LFS files by urls valid once signed.
 
     Attributes:
         content: server of the LFS files, by SHA-256.

@@ -1,4 +1,4 @@
-"""Botocore's clients of S3, each of a session that shares nothing but the description of the service with others."""
+"""Botocore's S3 clients, with sessions that share only the service's description."""
 
 from functools import cache
 from typing import Any
@@ -26,5 +26,5 @@ def s3_client(
 
 @cache
 def _service_descriptions() -> Loader:
-    """Return what keeps the service's description, which takes five times as long to read as a client to make."""
+    """Return what keeps the service's description, since it takes long to read."""
     return Loader()

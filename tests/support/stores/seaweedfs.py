@@ -42,7 +42,7 @@ class S3Server:
         return aws_env(self.endpoint_url, self.access_key, self.secret_key)
 
     def connect(self, **config: Any) -> Any:
-        """Return a client: its session shares no state with other tests, nor credentials with the user."""
+        """Return a client with a session and credentials of its own."""
         chosen = Config(s3={"addressing_style": "path"}, **config)
         return s3_client(
             self.endpoint_url, self.access_key, self.secret_key, region=REGION, config=chosen
@@ -53,7 +53,7 @@ class S3Server:
         return f"s3://{bucket}"
 
     def put(self, bucket: str, key: str, body: bytes | Path, **options: Any) -> str:
-        """Store bytes, or a file's content, in one PUT, with further options of PutObject; return the object's url."""
+        """Store bytes or a file by one PutObject with further options; return the object's url."""
         with body.open("rb") if isinstance(body, Path) else nullcontext(body) as content:
             self.client.put_object(Bucket=bucket, Key=key, Body=content, **options)
         return f"s3://{bucket}/{key}"

@@ -1,4 +1,4 @@
-"""Servers of HTTP that spoil answers as a test says, in the loop of the test or in a thread of their own."""
+"""HTTP servers that spoil answers as told, in the test's loop or in a thread."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ _HEAD_BYTES = 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """Requests to be spoiled: those for one key and first byte, where given, and of these a share at random."""
+    """Requests to spoil: of one key and first byte, if given, a random share."""
 
     mischief: Mischief | None
     method: str = "GET"
@@ -46,7 +46,7 @@ class Rule:
         return True
 
     async def act(self) -> None:
-        """Return once the action is done, whichever request caused it: a late part may be asked for twice."""
+        """Return once the action is done, whichever request caused it."""
         if self.action is not None:
             self._acting = self._acting or asyncio.ensure_future(self.action())
             await self._acting
@@ -95,7 +95,7 @@ class SpoilingServer:
     async def listen(
         self, context: ssl.SSLContext | None = None, front: Path | None = None
     ) -> None:
-        """Serve from now on, with `context` over TLS; at the Unix socket `front`, too, where one is given."""
+        """Serve from now on, over TLS with `context`, and at the Unix socket `front` if given."""
         server = await asyncio.start_server(
             self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES, ssl=context
         )
@@ -115,7 +115,7 @@ class SpoilingServer:
         await asyncio.gather(*self._clients.values())
 
     def fail(self, mischief: Mischief, **which: Any) -> None:
-        """Spoil answers. `which`: fields of the `Rule`, by default for all requests of the mischief's method."""
+        """Spoil answers. `which`: fields of the `Rule`, by default for all of this method."""
         self._rules += (Rule(mischief, **{"method": mischief.method, **which}),)
 
     def before(self, action: Callable[[], object], *, key: str, start: int | None = None) -> None:
@@ -232,7 +232,7 @@ class ThreadedServer(SpoilingServer):
 
 
 def _can_spoil(mischief: Mischief, answer: Answer) -> bool:
-    """Tell whether an answer can be made worse that way: refusals stay what they are, and not all have a range."""
+    """Tell whether an answer can be spoiled so; refusals cannot, and not all have a range."""
     return answer.status == 206 or (answer.status == 200 and not mischief.name.startswith("RANGE"))
 
 

@@ -58,7 +58,7 @@ class Pacer:
 
 @dataclass(slots=True)
 class Stats:
-    """Since the start: requests for objects, ranged ones, refused ones, and bytes of objects sent."""
+    """Requests for objects, ranged and refused ones, and object bytes sent since the start."""
 
     requests: int = 0
     ranged: int = 0

@@ -57,7 +57,7 @@ def allow(*entries: str | dict[str, Any]) -> AllowList:
     ],
 )
 def test_urls_below_a_prefix_are_allowed_and_no_others(urls: list[str], allowed: bool) -> None:
-    """A bucket opens what is in it, a longer prefix what begins so; no bucket's or host's name is another's prefix."""
+    """A bucket or longer prefix opens what begins so, and never another bucket or host."""
     rules = allow("s3://data", "s3://other/train-", "https://host/x/", "ftp://files", "hf://")
     for url in urls:
         for peer in (ME, SOMEBODY):
@@ -102,7 +102,7 @@ def test_other_users_need_a_rule_for_local_files_and_what_is_no_object_store(
     "host", ["127.9.9.9:8000", "LOCALHOST", "[::1]", "[fe80::1]:80", "2852039166", "metadata"]
 )
 def test_node_itself_is_closed_to_other_users_without_rules(host: str) -> None:
-    """Instance metadata hands out the machine's credentials; the loopback trusts whoever reaches it."""
+    """Instance metadata gives out credentials, and the loopback trusts all who reach it."""
     for scheme in ("http", "https"):
         with pytest.raises(NotAllowedError):
             allow().check(f"{scheme}://{host}/latest/a.tar", SOMEBODY)

@@ -49,7 +49,7 @@ from shardcache.access.near import is_near
     ],
 )
 def test_host_of_this_node_or_of_its_metadata_is_near(host: str) -> None:
-    """Addresses as the resolver takes them, wrapped in IPv6 too, and names that a proxy might resolve."""
+    """Addresses are near as the resolver takes them, and so are names a proxy may resolve."""
     assert is_near(host)
 
 
@@ -79,5 +79,5 @@ def test_host_of_this_node_or_of_its_metadata_is_near(host: str) -> None:
     ],
 )
 def test_other_host_is_not_near(host: str) -> None:
-    """A file server in the cluster's own network is another host; so is a name that only looks like a near one."""
+    """A file server in the cluster's network is not near, nor is a name that looks so."""
     assert not is_near(host)

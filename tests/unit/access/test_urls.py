@@ -116,7 +116,7 @@ def test_relative_urls_start_at_the_index(base: str, relative: str, url: str) ->
     ],
 )
 def test_urls_that_could_mislead_are_refused(url: str) -> None:
-    """Climbs in every notation, working folders, urls within urls, credentials, hosts that are read differently."""
+    """Climbs, working folders, urls in urls, credentials and ambiguous hosts are refused."""
     with pytest.raises(ConfigError):
         checked(url)
 
@@ -180,6 +180,6 @@ def test_each_row_names_an_origin(protocol: str) -> None:
     "protocol", sorted(known_implementations.keys() & STORES - set(row_of("s3").names))
 )
 def test_the_package_of_a_store_is_the_one_that_fsspec_imports(protocol: str) -> None:
-    """`pip install` with the package of a row brings the filesystem that fsspec wants for the protocol."""
+    """`pip install` of the package brings the filesystem that fsspec wants."""
     wanted = known_implementations[protocol]["class"].partition(".")[0]
     assert row_of(protocol).package.replace("-", "_") == wanted

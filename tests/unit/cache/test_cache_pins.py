@@ -1,4 +1,4 @@
-"""Concurrent changes of the same pins add up, in memory and in the file; a damaged line costs no other."""
+"""Concurrent changes of the same pins add up; a damaged line costs no other."""
 
 import asyncio
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ async def test_the_limit_holds_for_concurrent_requests(pins: Pins) -> None:
 async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
     pins: Pins, residency: Residency, store: Store
 ) -> None:
-    """The version that arrives between asking and changing stays pinned; the pin does not fall back to the former."""
+    """The new version stays pinned, and the pin does not fall back to the former one."""
     await pins.add(made(7))
     first = made(8)[0]
     shard = await publish(store, first.url, version="2")
@@ -105,7 +105,7 @@ async def test_last_of_several_pins_on_one_url_counts(
 async def test_a_compressed_file_does_not_take_the_pin_of_its_shard(
     pins: Pins, residency: Residency, store: Store, version: str, url: str
 ) -> None:
-    """A tar that is read both for its samples and as it is, is cached twice; the pin keeps what was pinned."""
+    """A tar read for samples and as a file is cached twice; the pin keeps its own copy."""
     shard = await publish(store, url, version="1")
     assert shard.facts is not None
     shard.facts = replace(shard.facts, url=stored_url(url), origin_bytes=shard.size_bytes // 2)
@@ -152,7 +152,7 @@ async def test_one_writer_at_a_time(pins: Pins, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_full_disk_leaves_the_former_pins(pins: Pins, store: Store) -> None:
-    """A change that cannot be saved is undone, in memory and in the file; the user gets the error."""
+    """A change that cannot be saved is undone in memory and file; the user gets the error."""
     await pins.add(made(7))
     before = sorted(pins, key=str)
     store.layout.replacement_of(store.layout.pins).symlink_to("/dev/full")
@@ -166,7 +166,7 @@ async def test_a_full_disk_leaves_the_former_pins(pins: Pins, store: Store) -> N
 async def test_a_version_that_arrives_during_a_write_that_fails_is_pinned(
     pins: Pins, residency: Residency, store: Store
 ) -> None:
-    """Both where a user was to be added and where the pin was to be removed: the user sees the old users again."""
+    """The users are the old ones again, after a failed addition or removal."""
     joined, removed = made(7)[:2]
     await pins.add([joined, removed])
     shards = [await publish(store, pin.url, version="2") for pin in (joined, removed)]

@@ -1,4 +1,4 @@
-"""cache/fetching/fetcher.py: from a url to a published file, once for each version, and what a failure leaves."""
+"""cache/fetching/fetcher.py: from a url to a file per version, and what failures leave."""
 
 import asyncio
 import os
@@ -155,7 +155,7 @@ async def test_damage_that_no_reader_sees_is_not_reported_as_in_use(
 
 @asynccontextmanager
 async def two_that_do_not_fit(tmp_path: Path) -> AsyncIterator[tuple[Residency, Shard, WholeSpace]]:
-    """A cache with a shard that is leased, and the space for another that needs the place of the first."""
+    """A cache with a leased shard whose place another shard needs."""
     size_bytes = 6_000_000
     path = tmp_path / "first"
     path.write_bytes(bytes(size_bytes))

@@ -1,4 +1,4 @@
-"""Lists of shards that users were given, and the sample counts in them (cache/listings, cache/versions)."""
+"""Lists of shards given to users, and their counts (cache/listings, cache/versions)."""
 
 import gzip
 import shutil
@@ -42,7 +42,7 @@ async def test_lists_that_users_share_are_forgotten_for_all_of_them(tmp_path: Pa
 async def test_lost_counts_are_restored_though_files_were_used_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row of a url has its count, however many sidecars lie between those of its shard and its file."""
+    """A url's row has its count, however many sidecars lie between its shard and its file."""
     monkeypatch.setattr(history, "_SIDECARS_AT_ONCE", 1)
     path = tmp_path / "a.tar.gz"
     path.write_bytes(gzip.compress(make_tar(random_samples(7))))

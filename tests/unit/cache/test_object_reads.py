@@ -17,7 +17,7 @@ CLIENT = ("s3", 0)
 async def test_a_jobs_reload_changes_nothing_for_who_asked_for_the_former_version(
     tmp_path: Path,
 ) -> None:
-    """The job's name of the object means the new version from then on; its bytes are not those of the former one."""
+    """The job's name of the object now means the new version, whose bytes are its own."""
     file = tmp_path / "object"
     file.write_bytes(b"former")
     async with ground(tmp_path) as here:

@@ -1,4 +1,4 @@
-"""part_residency.py: parts outlive the handing over of their file, and their bytes are counted as long as they stay."""
+"""part_residency.py: parts outlive their file's handover, counted as long as they stay."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 async def test_closed_file_keeps_its_number_until_its_parts_are_released(
     store: Store, is_held_before: bool
 ) -> None:
-    """Readers that were granted parts may still open it, whether they got them before or after it was handed over."""
+    """Readers granted parts may still open it, whether before or after the handover."""
     parts = kept_in(store).residency.parts
     file = await parts.open(OBJECT, PART_BYTES, Reservation(store.space))
     key = file.partial.key
@@ -118,7 +118,7 @@ def opening_blocked(path: Path) -> Iterator[None]:
 async def test_part_whose_space_cannot_be_freed_is_counted_no_longer_than_its_file(
     store: Store, failing: int
 ) -> None:
-    """Neither if it is the file's last part nor if another is evicted after it: otherwise, the cache would shrink."""
+    """The cache would shrink otherwise, after the last part or a later eviction."""
     parts = kept_in(store).residency.parts
     file = await filled(parts, store, 1, 2)
     key = file.partial.key
@@ -155,7 +155,7 @@ async def test_cancelled_eviction_of_a_part_ends_after_its_hole(store: Store) ->
 async def test_file_is_counted_whole_if_it_is_handed_over_during_the_check_of_its_parts(
     tmp_path: Path,
 ) -> None:
-    """A transfer of the whole object may begin while a part of an earlier daemon is compared with its checksum."""
+    """A transfer of the object may begin while an earlier daemon's part is being checked."""
     earlier = open_store(tmp_path)
     large = RemoteObject("s3://bucket/large.bin", '"1"', 2 * LARGE_PART_BYTES)
     await filled(

@@ -1,4 +1,4 @@
-"""Names of shards lead to keys, lists of shards are their users' own, and sample counts outlive their shards."""
+"""Shard names lead to keys, lists belong to their users, and counts outlive shards."""
 
 import math
 import zlib
@@ -65,7 +65,7 @@ def test_old_names_of_missing_shards_are_forgotten() -> None:
 
 
 def manifests(memory_bytes: int = 10**6) -> Manifests:
-    """Return lists of shards of users who may have all of s3://open/ fetched; s3://closed/ is for user 1."""
+    """Return lists for users who may all fetch s3://open/; only user 1 may s3://closed/."""
     rules = [AllowRule(prefix="s3://open/"), AllowRule(prefix="s3://closed/", uids=frozenset({1}))]
     nobody = cast(Any, None)
     return Manifests(
@@ -74,7 +74,7 @@ def manifests(memory_bytes: int = 10**6) -> Manifests:
 
 
 async def test_a_fingerprint_is_no_door() -> None:
-    """It stands for shards only to a user who has sent them; whoever may not have them fetched cannot send them."""
+    """A fingerprint works only for users who sent the shards and so may fetch them."""
     known = manifests()
     for place, refused in (("open", False), ("closed", True)):
         shards = Shards.of([ShardRef(f"s3://{place}/a.tar", "v1"), ShardRef(f"s3://{place}/b.tar")])
@@ -94,7 +94,7 @@ async def test_a_fingerprint_is_no_door() -> None:
 
 
 async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
-    """The oldest ones are forgotten; the latest stays, whatever its size. A short list of many lists is not joined."""
+    """The oldest lists are forgotten, and the latest stays, whatever its size."""
     known = manifests(200_000)
     lists = [Shards.of([ShardRef(f"s3://open/{number}.tar")]) for number in range(100)]
     for shards in lists:
@@ -108,7 +108,7 @@ async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
 
 @pytest.mark.parametrize("cut", [0, 10, -20])
 def test_packed_shards_are_the_same_or_refused(cut: int) -> None:
-    """With whatever is known of them, in any characters; what was cut off or is too large is not taken."""
+    """Any facts in any characters pass; a pack cut off or too large is refused."""
     shards = Shards.of(
         [
             ShardRef("s3://b/ü.tar", "v", 1, 2, 3),
@@ -166,7 +166,7 @@ async def test_a_count_belongs_to_its_version(known: History) -> None:
 async def test_row_of_another_form_is_restored_from_the_sidecar(
     tmp_path: Path, row: object
 ) -> None:
-    """A cached shard's facts are known from its sidecar at once; those of any other shard are unknown."""
+    """The sidecar gives a cached shard's facts at once; other shards' facts are unknown."""
     store = open_store(tmp_path)
     await publish(store, "s3://b/a.tar", version="v1", samples=10)
     urls = ["s3://b/a.tar", "s3://b/gone.tar"]
@@ -224,7 +224,7 @@ def test_any_row_is_a_position_of_the_scrubber_that_a_status_can_show(row: objec
 
 
 async def test_a_manifest_of_any_length_is_one_question(known: History) -> None:
-    """More shards than a statement takes parameters by default (32,766): the known one is found among them."""
+    """The known shard is found among more than a statement's 32,766 parameters."""
     refs = [ShardRef(f"s3://b/{number}.tar") for number in range(40_000)]
     filled = await known.fill(Shards.of([*refs, ShardRef("s3://b/a.tar")]))
     assert len(filled) == 40_001

@@ -1,4 +1,4 @@
-"""cache/readers/readers.py: who is connected, in which job, and which jobs of the past are still shown."""
+"""cache/readers/readers.py: who is connected in which job, and which past jobs show."""
 
 import gc
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""residency.py: exactly the shards that nothing keeps are evictable, and a deadlock over space ends one claim."""
+"""residency.py: only shards that nothing keeps are evictable; a deadlock ends one claim."""
 
 import random
 import time
@@ -44,81 +44,110 @@ def pin_on(key: str) -> Pin:
     return Pin(f"s3://bucket/{key}.tar", key, SIZE_BYTES, frozenset({7}))
 
 
-@pytest.mark.parametrize("seed", first_quick(range(4)))
-async def test_exactly_the_shards_that_nothing_keeps_are_evictable(  # noqa: C901  # a branch for each of its steps
-    store: Store, seed: int
-) -> None:
-    """Leases, pins, removals that fail and damage of leased shards, in any order."""
-    rng = random.Random(seed)
-    kept = kept_in(store)
-    planner = kept.planner
-    pins = kept.pins
-    residency = kept.residency
-    leases: list[Shard] = []
-    still_open: set[Shard] = set()
+class AnyOrder:
+    """Leases, pins, removals that fail and damage of leased shards, drawn by a seed."""
 
-    def evictable() -> list[Shard]:
-        return [
-            shard
-            for shard in store.shards.values()
-            if not shard.must_stay and shard not in still_open
-        ]
+    def __init__(self, store: Store, seed: int) -> None:
+        self._store = store
+        self._random = random.Random(seed)
+        self._kept = kept_in(store)
+        self._leases: list[Shard] = []
+        self._still_open: set[Shard] = set()
 
-    async def remove(key: str, *, fails: bool) -> None:
-        shard = store.shards[key]
-        is_pinned = fails and rng.choice([True, False])
-        with residency.evicting(shard):
-            del store.shards[key]
-            check()
-            if is_pinned:
-                await pins.add([pin_on(key)])
-            if fails:
-                store.shards[key] = shard
-        assert shard.pinned is is_pinned, (
-            "a pin that is added during a failing eviction keeps the shard"
+    async def step(self) -> None:
+        """Do something with some shard, if it can be done."""
+        key = self._random.choice(KEYS)
+        steps = (
+            self._publish,
+            self._retain,
+            self._retain,
+            self._release,
+            self._pin,
+            self._unpin,
+            self._remove,
+            self._fail_to_remove,
+            self._damage,
         )
-        if fails and not is_pinned:
-            still_open.add(shard)
+        await self._random.choice(steps)(key)
 
-    def check() -> None:
-        wanted_bytes = SIZE_BYTES * len(evictable())
-        keys = planner.schedule.victims(wanted_bytes, NOW, 0.0) if wanted_bytes else []
-        assert sorted(keys or ()) == sorted(shard.key for shard in evictable())
-        assert planner.schedule.victims(wanted_bytes + 1, NOW, 0.0) is None
-        assert residency.leased == set(leases)
-        assert set(residency.pinned) == {
-            shard.key for shard in store.shards.values() if shard.pinned
-        }
-        assert store.space.pinned_bytes == SIZE_BYTES * len(residency.pinned)
+    def check(self) -> None:
+        """Check that exactly the shards that nothing keeps may be evicted."""
+        residency = self._kept.residency
+        evictable = self._evictable()
+        wanted_bytes = SIZE_BYTES * len(evictable)
+        schedule = self._kept.planner.schedule
+        keys = schedule.victims(wanted_bytes, NOW, 0.0) if wanted_bytes else []
+        assert sorted(keys or ()) == sorted(shard.key for shard in evictable)
+        assert schedule.victims(wanted_bytes + 1, NOW, 0.0) is None
+        assert residency.leased == set(self._leases)
+        pinned = {shard.key for shard in self._store.shards.values() if shard.pinned}
+        assert set(residency.pinned) == pinned
+        assert self._store.space.pinned_bytes == SIZE_BYTES * len(residency.pinned)
 
+    def _evictable(self) -> list[Shard]:
+        shards = self._store.shards.values()
+        return [each for each in shards if not each.must_stay and each not in self._still_open]
+
+    async def _publish(self, key: str) -> None:
+        if key not in self._store.shards:
+            self._store.restore(Shard(key, SIZE_BYTES, 0, 0.0))
+            self._kept.residency.arrived(self._store.shards[key])
+
+    async def _retain(self, key: str) -> None:
+        shard = self._kept.residency.retain_cached(key)
+        if shard is not None:
+            self._leases.append(shard)
+            self._still_open.discard(shard)
+
+    async def _release(self, _key: str) -> None:
+        if self._leases:
+            number = self._random.randrange(len(self._leases))
+            self._kept.residency.release(self._leases.pop(number))
+
+    async def _pin(self, key: str) -> None:
+        await self._kept.pins.add([pin_on(key)])
+        self._still_open.difference_update(self._kept.residency.pinned.values())
+
+    async def _unpin(self, key: str) -> None:
+        await self._kept.pins.remove([pin_on(key)], None)
+
+    async def _remove(self, key: str) -> None:
+        shard = self._store.shards.get(key)
+        if shard in self._evictable():
+            with self._kept.residency.evicting(shard):
+                del self._store.shards[key]
+                self.check()
+            assert not shard.pinned
+
+    async def _fail_to_remove(self, key: str) -> None:
+        """Keep a shard whose removal fails, open or with a pin that was added meanwhile."""
+        shard = self._store.shards.get(key)
+        if shard not in self._evictable():
+            return
+        is_pinned = self._random.choice([True, False])
+        with self._kept.residency.evicting(shard):
+            del self._store.shards[key]
+            self.check()
+            if is_pinned:
+                await self._kept.pins.add([pin_on(key)])
+            self._store.shards[key] = shard
+        assert shard.pinned is is_pinned
+        if not is_pinned:
+            self._still_open.add(shard)
+
+    async def _damage(self, key: str) -> None:
+        if key in self._store.shards:
+            self._kept.residency.gone(key)
+            del self._store.shards[key]
+
+
+@pytest.mark.parametrize("seed", first_quick(range(4)))
+async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store, seed: int) -> None:
+    """Leases, pins, removals that fail and damage of leased shards, in any order."""
+    scene = AnyOrder(store, seed)
     for _ in range(STEPS):
-        key = rng.choice(KEYS)
-        match rng.choice(
-            ["publish", "retain", "retain", "release", "pin", "unpin", "remove", "stays", "damage"]
-        ):
-            case "publish" if key not in store.shards:
-                store.restore(Shard(key, SIZE_BYTES, 0, 0.0))
-                residency.arrived(store.shards[key])
-            case "retain":
-                shard = residency.retain_cached(key)
-                if shard is not None:
-                    leases.append(shard)
-                    still_open.discard(shard)
-            case "release" if leases:
-                residency.release(leases.pop(rng.randrange(len(leases))))
-            case "pin":
-                await pins.add([pin_on(key)])
-                still_open.difference_update(residency.pinned.values())
-            case "unpin":
-                await pins.remove([pin_on(key)], None)
-            case "remove" if any(shard.key == key for shard in evictable()):
-                await remove(key, fails=False)
-            case "stays" if any(shard.key == key for shard in evictable()):
-                await remove(key, fails=True)
-            case "damage" if key in store.shards:
-                residency.gone(key)
-                del store.shards[key]
-        check()
+        await scene.step()
+        scene.check()
 
 
 def held(*leases: int) -> list[Shard]:
@@ -154,7 +183,7 @@ def waiting(
     claim_ahead: KeyClaim | None = None,
     others: tuple[Keeper, ...] = (),
 ) -> KeyClaim:
-    """Return a shard on its way that one reader waits for which has that many shards in hand; nobody where None."""
+    """Return a shard that a reader with so many in hand awaits; no reader if None."""
     transfer = Transfer("name", ShardRef("s3://bucket/a.tar"), PriorityClass.PLANNED)
     if in_hand is not None:
         transfer.waits.add(
@@ -228,7 +257,7 @@ DEADLOCKS: dict[str, tuple[Callable[[], list[KeyClaim]], list[Shard], int, list[
 
 @pytest.mark.parametrize("case", DEADLOCKS)
 async def test_only_the_claim_that_resolves_a_deadlock_gives_up(case: str) -> None:
-    """Nobody does while some reader goes on, or may release a shard; else one, and the others continue."""
+    """No claim gives up while a reader may go on or release; otherwise only one does."""
     claims, in_use, capacity, expected = DEADLOCKS[case]
     assert gives_up(claims(), in_use, capacity) == expected
 

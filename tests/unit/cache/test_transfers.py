@@ -1,4 +1,4 @@
-"""Every reader that waits for a transfer is answered, however it ends; what failed is fetched ahead again or not."""
+"""Every reader of a transfer is answered, and a failed one may be fetched ahead again."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Origin:
         return SHARD
 
     async def read(self, *, ahead: bool) -> Shard | Arrival:
-        """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
+        """Return what a reader gets, from its own transfer or one begun ahead of it."""
         async with asyncio.TaskGroup() as group:
             transfers = Transfers(
                 self.fetch, lambda: None, Planner({}), Counters(), Signal(), group
@@ -77,8 +77,7 @@ async def test_joining_a_failing_transfer_retries_once() -> None:
 def test_a_shard_that_keeps_failing_is_not_prefetched_again(
     tries: int, exn: ShardcacheError
 ) -> None:
-    """After an outage, the plan is fetched ahead as soon as anything arrives; one bad object only
-    until it is given up.
+    """Any arrival resumes the plan after an outage; a bad object is given up in time.
 
     A missing one is asked for once, until a reader gets it.
     """

@@ -1,4 +1,4 @@
-"""Timelines: a job's next minutes are counted by when and where its shards are, the first few of them named."""
+"""Timelines: a job's next minutes, counted by shard place and time, the first ones named."""
 
 from collections import Counter
 
@@ -66,7 +66,7 @@ def test_the_soonest_uses_are_named_and_gaps_once_each(readers: list[list[Use]])
 
 
 def test_a_shard_being_fetched_is_named_behind_another_jobs_gaps() -> None:
-    """A job that lacks all of its shards does not hide those that arrive for another one, needed later."""
+    """A job without any of its shards does not hide those that arrive for another one."""
     starved = Lane(("starved", 7))
     ahead = Lane(("ahead", 7))
     starved.add(

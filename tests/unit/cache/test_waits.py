@@ -1,4 +1,4 @@
-"""The readable part of an arriving shard, how urgent its download is, and turns of long computations."""
+"""The readable part of an arriving shard, its urgency, and turns of long computations."""
 
 import asyncio
 import time
@@ -116,7 +116,7 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(
 
 
 async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_path: Path) -> None:
-    """A shard that was fetched as a file is indexed before such a reader has it; one with samples it has at once."""
+    """A shard fetched as a file is indexed first; one with samples is given at once."""
     wait = Wait(JOB, idle_since_s=0.0, accepts_partial=True, accepts_unpublished=True)
     lease = Lease(1, 0, wait, granted=arrival, task=None)
     facts = Facts(URL, "1", SIZE, SIZE, PART, (1, 2, 3), samples=None)
@@ -133,7 +133,7 @@ async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_pa
 
 
 async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
-    """A reader that comes after the failure waits for the next attempt instead of getting the error of this one."""
+    """A reader that comes after the failure waits for the next attempt."""
     arrival.partial.mark_finished(PartSums(0, 0, 0))
     assert arrival.can_serve(Wait(accepts_partial=True))
     arrival.fail(ShardChangedError("replaced", url=URL))
@@ -144,7 +144,7 @@ async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
 async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(
     tmp_path: Path, url: str
 ) -> None:
-    """Its bytes are not those that have arrived: what is cached of a compressed file may be smaller than that."""
+    """A compressed file's cached copy may be smaller than the bytes that have arrived."""
     layout = Layout(tmp_path)
     layout.partial.mkdir(parents=True)
     transfer = Transfer(url, ShardRef(url), PriorityClass.PLANNED)
@@ -164,8 +164,7 @@ async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(
 async def test_a_reader_of_an_arriving_shard_keeps_its_connections(
     transfer: Transfer, arrival: Arrival
 ) -> None:
-    """While it reads a part, and while it waits for the next: the shard comes first until it is
-    whole.
+    """The shard comes first until it is whole, during reads and the waits between them.
 
     A reader that asks ahead makes a download no more urgent; one that waits for the whole shard
     pauses no other.

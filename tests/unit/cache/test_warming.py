@@ -1,4 +1,4 @@
-"""cache/bulk/warming.py: lists of shards are fetched once each, within the cache's space, and what is lost is said."""
+"""cache/bulk/warming.py: lists are fetched once within the space, and losses are told."""
 
 from pathlib import Path
 from typing import Any

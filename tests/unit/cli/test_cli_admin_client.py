@@ -61,7 +61,7 @@ def chunk(text: bytes) -> bytes:
 
 
 def test_lines_come_as_they_are_sent(tmp_path: Path) -> None:
-    """An event is read before the next one is sent; one may come in pieces, and several together."""
+    """An event is read before the next is sent, in pieces or together with others."""
     was_read = Event()
 
     def serve(connection: socket.socket) -> None:
@@ -156,7 +156,7 @@ def test_silence_ends_at_the_callers_limit(tmp_path: Path) -> None:
 
 
 def test_daemon_outside_the_pid_namespace_is_given_up_without_a_pid(tmp_path: Path) -> None:
-    """`kill -9 0` would end the user's own processes: the remedy names a pid only where it means the daemon."""
+    """`kill -9 0` would end the user's own processes, so the remedy names only a true pid."""
     namespace = ("unshare", "--map-root-user", "--pid", "--fork")
     if run((*namespace, "true"), capture_output=True, check=False).returncode:
         pytest.skip("this user may not make a PID namespace")

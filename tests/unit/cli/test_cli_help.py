@@ -1,4 +1,4 @@
-"""The command line answers at once, describes all of its options and checks, and says what it lacks."""
+"""The command line answers at once, describes its options, and says what it lacks."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_each_command_explains_itself(columns: int) -> None:
-    """Each command has a help page, and a summary in the list of commands that is not cut in any width."""
+    """Each command has a help page and a summary that is not cut in any width."""
     page = " ".join(CliRunner().invoke(app, ["--help"], terminal_width=columns).output.split())
     assert "..." not in page.partition("Commands:")[2]
     for name, command in app.commands.items():
@@ -102,7 +102,7 @@ def test_values_of_options_have_names_for_people() -> None:
 def test_missing_packages_are_named_with_their_extra(
     missing: str, program: str, code: int, remedy: str
 ) -> None:
-    """Where only the client is installed, there is no command line; without the extra, there is no demo."""
+    """The client alone has no command line, and without the extra there is no demo."""
     program = f"import sys; sys.modules[{missing!r}] = None; {program}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -113,7 +113,7 @@ def test_missing_packages_are_named_with_their_extra(
 
 
 def test_serve_has_a_flag_for_each_setting() -> None:
-    """A field of Settings needs no second declaration to become a flag with help; tables stay in the config file."""
+    """A Settings field becomes a flag with help by itself; tables stay in the config file."""
     # click keeps the first help option that it makes, and for other tests that was also -h.
     flags = {
         param.opts[0]

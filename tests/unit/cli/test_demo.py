@@ -10,7 +10,7 @@ SAMPLES = frozenset("abc")
 
 
 def leg(keys: str, *steps: int, promised: int = 2) -> list[dict[str, Any]]:
-    """Return the reports of ranks that took these steps, whose samples, a letter each, the first one lists."""
+    """Return the reports of ranks after these steps; the first lists samples as letters."""
     ranks: list[dict[str, Any]] = [
         {"keys": "", "steps": each, "promised": promised, "waited_s": 0.1} for each in steps
     ]
@@ -64,7 +64,7 @@ WHOLE = leg("abca", 2, 2)
 def test_wrong_samples_and_steps_are_named(
     legs: list[Any], wrong_samples: str, wrong_steps: str
 ) -> None:
-    """Lost, foreign and repeated samples are told apart, padding allowed for, and unequal or unpromised steps named."""
+    """Lost, foreign and repeated samples are told apart, as are wrong steps."""
     seen = outcome(*legs)
     assert seen.epochs[1].sample_problems(SAMPLES) == wrong_samples
     assert seen.epochs[1].step_problem() == wrong_steps
@@ -78,7 +78,7 @@ def test_wrong_samples_and_steps_are_named(
 
 @pytest.mark.parametrize("origin_bytes", [99, 101])
 def test_bytes_from_the_store_must_be_exactly_the_dataset(origin_bytes: int) -> None:
-    """More or fewer bytes than the dataset's fail the demo: with fewer, something else served the samples."""
+    """Any other number of bytes fails the demo, as fewer mean another source of samples."""
     seen = outcome(WHOLE, origin_bytes=origin_bytes)
     assert not seen.has_passed
     assert seen.checks == {"exactly_once": True, "equal_steps": True, "fetched_once": False}

@@ -131,7 +131,7 @@ def test_rates_are_differences_over_the_daemons_own_time() -> None:
     ],
 )
 def test_waiting_share_is_of_all_readers_time(former: list[Page], share: float) -> None:
-    """The part of the interval in which a job's readers waited, 0 to 1 whatever joins and leaves; none without any."""
+    """The share is 0 to 1 whatever readers join and leave, and none without readers."""
     rates = rates_between(
         page(10.0, jobs=former), page(12.0, jobs=[job(waited_s=5.0), job("ended", sessions=0)])
     )
@@ -149,7 +149,7 @@ def test_pages_of_two_daemons_have_no_rates(former: Page) -> None:
 
 
 def test_page_shows_the_cache_and_its_counters() -> None:
-    """Sizes, totals and counters read as people write them; zeros are left out, and one page alone has no rates."""
+    """Sizes and counters read as people write them, without zeros; one page has no rates."""
     counters = {
         "origin_bytes": 3 * 10**12,
         "origin_requests": 400_000,
@@ -218,7 +218,7 @@ def test_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
 
 
 def test_savings_scrub_and_pins_are_shown_where_there_are_any() -> None:
-    """The savings, in the daemon's words; bytes verified again, damage, the round; pinned bytes of their limit."""
+    """Savings, bytes verified again, damage, and pinned bytes of their limit are shown."""
     assert (
         line("bill", page(bill={"text": "saved 3.0 GB in 6 requests"}))
         == "bill saved 3.0 GB in 6 requests"
@@ -253,7 +253,7 @@ def test_last_page_stays_while_the_daemon_is_away() -> None:
 
 
 def test_job_row_shows_progress_pace_and_waiting() -> None:
-    """Shards read of planned, shards per second, ahead of need, share of waiting, its causes, who waits now."""
+    """Shards read of planned, pace, lead, share and causes of waiting, and current waits."""
     waited = {"network_s": 2.5, "disk_s": 0.5, "space_s": 0.0}
     waiting = job(
         ahead_s=0.0,
@@ -311,7 +311,7 @@ def test_job_without_a_plan_has_nothing_cached() -> None:
 
 
 def test_transfers_show_how_far_they_are() -> None:
-    """Rate and time of need, which is now for what is late; without a known size there is no bar and no end."""
+    """Rate and time of need are shown; an unknown size gives neither a bar nor an end."""
     unknown = {
         "done_bytes": 0,
         "total_bytes": None,
@@ -329,7 +329,7 @@ def test_transfers_show_how_far_they_are() -> None:
 
 
 def test_most_urgent_rows_come_first() -> None:
-    """Jobs that wait, then those with least ahead, ended ones in a line below; transfers by class and by need."""
+    """Waiting jobs come first, then by least ahead; transfers come by class and need."""
     jobs = [
         job("ended", sessions=0, ahead_s=0.0),
         job("calm", ahead_s=None),
@@ -351,7 +351,7 @@ def test_most_urgent_rows_come_first() -> None:
 
 
 def test_names_are_shown_as_they_are() -> None:
-    """Brackets in a job's name, url or folder are not taken for markup; an unknown user has its id."""
+    """Brackets in names, urls or folders are not markup; an unknown user has its id."""
     shown = page(jobs=[job("[red]x[/]", uid=987654)], transfers=[transfer("s3://b/[/0-9].tar")])
     shown["cache"] = shown["cache"] | {"dir": "/nvme/[bold]"}
     assert line("cache", shown) == "cache /nvme/[bold]"
@@ -387,7 +387,7 @@ NAMES = ("resnet50-imagenet21k-482113", "a-name-of-the-scheduler-" * 4, "eval")
 
 @pytest.mark.parametrize("width", [72, 80, 100, 140, 200])
 def test_names_of_jobs_are_whole_in_any_width(width: int) -> None:
-    """A usual name on its line, one too long for any column folded; no line is wider than the screen."""
+    """A usual name is on its line, and one too long for any column is folded."""
     waiting = {"ahead_s": 0.0, "waiting": 1, "waiting_for": "downloading from the object store"}
     jobs = [job(name, waited_s=3600.0, shards_planned=10**6, **waiting) for name in NAMES]
     rows = drawn(page(jobs=jobs), width, 40)

@@ -1,4 +1,4 @@
-"""cli/starting/private_cache.py: which cache folders of a user's private daemons are removed, and when."""
+"""cli/starting/private_cache.py: removal of private daemons' cache folders, and its time."""
 
 import fcntl
 import os

@@ -67,7 +67,7 @@ def ours(index: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_a_disk_for_all_fetches_each_part_once(index: Path) -> None:
-    """A part is a request, and a shard's version is another; only the first of a part's samples waits for it."""
+    """A part is a request; only the first of its samples waits for it."""
     found = ours(index, "--disk", "1GB", "--whole-from-percent", "100")
     assert found["store_bytes"] == WHOLE
     assert found["requests"] == SHARDS * PAIRS + SHARDS

@@ -43,7 +43,7 @@ def figures(index: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_a_disk_for_all_fetches_all_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever decides; a part is a request, and a shard's version takes one for each fetch and one for each read."""
+    """Any policy fetches all once; each version takes a request per fetch and per read."""
     config = index.with_name("c.toml")
     config.write_text(PRICES)
     monkeypatch.setenv("SHARDCACHE_CONFIG", str(config))
@@ -60,7 +60,7 @@ def test_a_disk_for_all_fetches_all_once(index: Path, monkeypatch: pytest.Monkey
 
 
 def test_half_of_the_disk_keeps_half_and_lru_nothing(index: Path) -> None:
-    """Ours is nearly as good as MIN, less what ranks have in hand; LRU has few hits in a shuffled order."""
+    """Ours is nearly as good as MIN; LRU has few hits in a shuffled order."""
     # All once, then what a disk of 32 shards has not kept of the epoch before.
     fewest = SHARDS + 3 * (SHARDS - 32)
     policies = figures(index, "--disk", "320MB")["policies"]
@@ -73,7 +73,7 @@ def test_half_of_the_disk_keeps_half_and_lru_nothing(index: Path) -> None:
 
 
 def test_a_tier_takes_each_shard_store_bytes_once(index: Path) -> None:
-    """The rest comes from the other nodes, of whose disks each holds an equal part of the dataset."""
+    """The rest comes from other nodes, each of which holds an equal part of the dataset."""
     alone = figures(index, "--nodes", "4", "--disk", "100MB")
     tiered = figures(index, "--nodes", "4", "--disk", "100MB", "--tier")
     ours = tiered["policies"]["shardcache"]
@@ -118,7 +118,7 @@ def test_a_window_of_0_shuffles_shards_as_the_dataset_does(index: Path) -> None:
 
 
 def test_jobs_that_begin_together_share_what_they_read_at_the_same_time(index: Path) -> None:
-    """In one order, they fetch what a single job does; spread over an epoch, each fetches for itself."""
+    """Jobs in one order fetch once together; spread over an epoch, each fetches for itself."""
     flags = ("--disk", "52MB", "--no-shuffle")
     alone = figures(index, *flags)["policies"]
     spread = figures(index, *flags, "--jobs", "2")["policies"]
@@ -129,7 +129,7 @@ def test_jobs_that_begin_together_share_what_they_read_at_the_same_time(index: P
 
 
 def test_workers_repeat_the_visits_of_their_rank_and_fetch_nothing_more(index: Path) -> None:
-    """They need neither more disk nor longer for the first batch; each asks for the shards' versions."""
+    """Workers need no more disk or start-up time; each asks for the shards' versions."""
     threads = figures(index, "--disk", "320MB", "--workers", "1")
     processes = figures(index, "--disk", "320MB", "--workers", "3")
     assert processes["disk_bytes"] == threads["disk_bytes"]
@@ -142,7 +142,7 @@ def test_workers_repeat_the_visits_of_their_rank_and_fetch_nothing_more(index: P
 
 
 def test_a_disk_of_a_window_for_each_rank_is_enough_for_any_workers(index: Path) -> None:
-    """Two ranks with a window of two shards, and one on its way; a worker has no window of its own."""
+    """Two ranks with windows of two shards and one on its way suffice for any workers."""
     ran = simulated(index, "--disk", "52MB", "--workers", "16")
     assert ran.exit_code == 0, ran.output
 
@@ -164,7 +164,7 @@ def test_groups_may_be_far_more_than_shards(index: Path) -> None:
 
 
 def test_sidecars_take_space_on_the_disk(index: Path) -> None:
-    """A disk for the tars of all shards alone does not keep all, as a shard of small samples has a large sidecar."""
+    """A disk for all tars alone does not keep them, as small samples have large sidecars."""
     refs = [ShardRef(f"s3://b/{number}.tar", "v", SHARD_BYTES, 5_000) for number in range(SHARDS)]
     index.write_text(shardlist.write(refs))
     disk_bytes = WHOLE + 2 * SHARD_BYTES
@@ -199,7 +199,7 @@ def test_each_shard_reserves_for_itself_while_it_is_fetched(
 
 @pytest.mark.parametrize("flags", [(), ("--no-shuffle",), ("--jobs", "2")])
 def test_a_disk_of_the_reported_size_keeps_all(index: Path, flags: tuple[str, ...]) -> None:
-    """The size includes what is reserved for a shard on its way: a smaller disk does not keep all."""
+    """The size includes the reserve for a shard on its way, so a smaller disk loses some."""
     used_bytes = figures(index, *flags, "--disk", "1GB")["disk_bytes"]
     store_bytes = [
         figures(index, *flags, "--disk", str(disk_bytes))["policies"]["shardcache"]["store_bytes"]

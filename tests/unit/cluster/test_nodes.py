@@ -70,14 +70,14 @@ def test_a_list_that_cannot_be_used_says_why(text: str, reason: str) -> None:
     ],
 )
 def test_a_store_is_an_endpoint(url: str) -> None:
-    """A bucket, a path or a piece of nginx's syntax is refused; so is TLS at an address, which nginx cannot verify."""
+    """A bucket, path or nginx syntax is refused, as is unverifiable TLS at an address."""
     with pytest.raises(ConfigError) as refused:
         Upstream.parse(url)
     assert refused.value.remedy
 
 
 def test_a_list_has_a_limit_however_it_is_written() -> None:
-    """4,096 nodes are listed, and one more is refused, also if no single range exceeds the limit."""
+    """4,096 nodes are listed and one more is refused, even over several ranges."""
     many = "10.0.[0-15].[0-255]"
     assert len(parse(many)) == 4096
     with pytest.raises(ConfigError, match="4,097 nodes"):
@@ -123,7 +123,7 @@ def test_a_node_that_leaves_moves_few_parts_but_its_own(nodes: str, moved: float
 
 @given(st.floats(1.0, 10_000.0))
 def test_the_time_limits_of_the_tier_follow_from_the_stall_timeout(stall_timeout_s: float) -> None:
-    """An owner answers before the daemon stops asking, and a worker is gone before the store has had its time."""
+    """An owner answers before the daemon gives up, and a worker ends before the store."""
     limits = time_limits(stall_timeout_s)
     assert (
         limits["connect_ms"] < 1000 * QUESTION_STALL_SHARE * stall_timeout_s > limits["answer_ms"]

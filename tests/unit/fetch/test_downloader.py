@@ -1,4 +1,4 @@
-"""Downloads: which errors are followed by another attempt, checksums of wholes from their parts, ETags as MD5s."""
+"""Downloads: errors that allow a new attempt, checksums from parts, ETags as MD5s."""
 
 import asyncio
 import subprocess
@@ -63,8 +63,7 @@ class Script:
 async def test_unavailable_origins_are_requested_again(
     failures: list[ShardcacheError], calls: int, error: str | None
 ) -> None:
-    """Failures fewer than the attempts stay invisible, but counted; the last one's error says how
-    many there were.
+    """Fewer failures than attempts are only counted; the last error says how many there were.
 
     Denied, missing and replaced objects are requested once.
     """
@@ -218,7 +217,7 @@ def test_a_differing_etag_is_damage_where_another_was_an_md5() -> None:
 
 
 def test_other_bytes_the_second_time_are_damage() -> None:
-    """Something changes them on the way, whatever the ETag is; bytes of one version say nothing of the next one's."""
+    """Bytes change on the way, whatever the ETag; versions say nothing of each other."""
     etags = Etags()
     for etag, found in ((5, 6), (5, 7), (5, 8), (6, 8)):
         with pytest.raises(CorruptShardError):
@@ -226,7 +225,7 @@ def test_other_bytes_the_second_time_are_damage() -> None:
 
 
 def test_a_training_process_gets_log_lines_by_logging_alone() -> None:
-    """Nothing goes to its stdout, where its own output is: a program may pipe that to another one."""
+    """Nothing goes to stdout, which a program may pipe to another one."""
     script = "from shardcache.fetch import etags; etags.log.warning('no longer compared', origin='s3://bucket')"
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True
@@ -247,7 +246,7 @@ async def test_a_store_whose_etags_are_something_else_costs_no_reading(tmp_path:
 
 
 async def test_the_bytes_of_the_file_are_what_counts(tmp_path: Path) -> None:
-    """The digest is that of the whole file; an object with a real checksum, or none, is left alone."""
+    """The digest is of the whole file; an object with a real checksum, or none, stays."""
     etags = Etags()
     path = tmp_path / "a.part"
     path.write_bytes(DATA)

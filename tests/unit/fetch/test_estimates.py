@@ -1,4 +1,4 @@
-"""Estimates of origins: concurrent requests, connections of a link, when a part is late, how many may be hedged."""
+"""Estimates of origins: concurrent requests, links, lateness of parts, and hedges."""
 
 import random
 
@@ -14,7 +14,7 @@ SIZE = 8 * 1024 * 1024
 
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_requests_that_fail_together_halve_the_limit_once(maximum: int, failures: int) -> None:
-    """Throttling of requests begun under one limit counts once; answers to them do not raise the next one."""
+    """Throttling under one limit counts once, and its other answers do not raise the next."""
     aimd = Aimd(maximum)
     for _ in range(failures):
         aimd.refused(0)
@@ -42,7 +42,7 @@ def test_a_round_of_successes_adds_one_up_to_the_maximum(maximum: int) -> None:
 
 
 def over(link: Link, *, saturating: float, connections: int, parts: int = 5) -> Link:
-    """Let parts arrive over a link that some connections saturate, with others in use; quick parts take 1 s."""
+    """Let parts arrive over a saturated link with others in use; quick parts take 1 s."""
     for _ in range(parts):
         link.record_time(SIZE, max(1.0, connections / saturating), connections)
     return link
@@ -56,7 +56,7 @@ def test_a_saturated_link_is_as_wide_however_many_share_it(connections: int) -> 
 
 
 def test_one_slow_part_does_not_narrow_the_link() -> None:
-    """A server that was busy for a moment counts as little as a short last part that came at once."""
+    """A server busy for a moment counts as little as a short last part."""
     link = over(Link(), saturating=100, connections=8)
     link.record_time(SIZE, 50.0, 8)
     assert link.connections == 10
@@ -151,7 +151,7 @@ def test_a_late_part_is_hedged_when_a_second_request_is_likely_to_be_sooner(
 
 
 def test_a_few_of_a_hundred_requests_are_hedged_and_no_more() -> None:
-    """At 2 % every fiftieth part earns one second request, and a long time of peace no great store of them."""
+    """Every fiftieth part earns a request at 2 %, and peace saves up few of them."""
     hedging = taught([1.0] * 200)
     assert [hedging.spend() for _ in range(5)] == [True] * 4 + [False]
     rich = taught([1.0] * 100_000)
@@ -159,7 +159,7 @@ def test_a_few_of_a_hundred_requests_are_hedged_and_no_more() -> None:
 
 
 def test_requests_for_several_parts_are_first_compared_with_single_ones() -> None:
-    """They may take as many times as long until enough of their own size are known, and earn and cost as much."""
+    """They may take as many times as long until enough of their own size are known."""
     hedging = taught([1.0] * 100)
     assert hedging.patience_s(4 * SIZE) == 4.0
     assert hedging.due_s(4 * SIZE, 4.0, 3 * SIZE, []) == pytest.approx(12.0)
@@ -221,7 +221,7 @@ def test_a_part_from_the_tier_is_late_if_it_will_take_five_times_as_long_as_othe
 
 
 def test_hedges_of_the_tier_begin_with_two_and_cost_nothing_if_they_win() -> None:
-    """A slow owner is found before a hundred parts have come, and a slow object store is not asked for many twice."""
+    """A slow owner is found within a hundred parts; a slow store gets few requests twice."""
     hedging = taught([1.0] * 50)
     assert [hedging.spend_free_first() for _ in range(4)] == [True, True, True, False]
     hedging.regain_free()

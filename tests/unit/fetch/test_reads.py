@@ -1,4 +1,4 @@
-"""Reads of bodies: pauses, byte credit, the clock that leaves pauses out, and stalls; on a clock that leaps."""
+"""Reads of bodies: pauses, byte credit, their clock, and stalls, on a clock that leaps."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ def now_s() -> float:
 
 
 class Readers:
-    """Tasks that take one grant after the other until a number of bytes was granted to all of them."""
+    """Tasks that take grants in turn until all of them together got a number of bytes."""
 
     def __init__(self, limit_bytes_per_s: int, total_bytes: float) -> None:
         self.bandwidth = Bandwidth(limit_bytes_per_s)
@@ -54,7 +54,7 @@ async def test_all_grants_together_keep_to_the_rate_and_use_it() -> None:
 
 @leaping
 async def test_a_waiting_reader_gets_the_whole_bandwidth() -> None:
-    """One reader of a waiting job against four that fetch ahead: these get what was there before anyone waited."""
+    """Four readers that fetch ahead get only the credit from before anyone waited."""
     readers = Readers(RATE, 40 * GRANT)
     ahead = [(f"ahead{number}", Priority(2, 0.0)) for number in range(4)]
     await readers.run(*ahead, ("waiting", Priority(WAITING, 5.0)))
@@ -122,7 +122,7 @@ def read_of(size_bytes: int, purse: Purse) -> PausableRead:
 
 @leaping
 async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -> None:
-    """40 of 100 bytes granted and 55 come: 15 are owed, 45 to come are wanted with them; the end wants nothing."""
+    """15 bytes are owed if 55 come and 40 of 100 are granted; the end wants nothing."""
     purse = Purse(40, 10, 50)
     calls = []
     read = read_of(100, purse)

@@ -1,4 +1,4 @@
-"""Two requests for one part: when there are two, which of them is written, what is counted; on a clock that leaps."""
+"""Two requests for one part: the written one and the counts, on a clock that leaps."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

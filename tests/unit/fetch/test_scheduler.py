@@ -57,7 +57,7 @@ class Users:
         pausable: bool = False,
         after: str = "",
     ) -> None:
-        """Let a task ask for a slot, for a download of its own or for that of the task before it."""
+        """Let a task ask for a slot for its own download or the previous task's."""
         self.priorities[name] = priority
         self.claims[name] = Claim(
             self.claims[after].ask_priority if after else lambda: self.priorities[name], origin
@@ -123,7 +123,7 @@ async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> No
 
 @leaping
 async def test_priorities_are_asked_for_again() -> None:
-    """A claim that became urgent while queued goes first after `ASK_AGAIN_S`, also without a `deal`."""
+    """A claim that turned urgent goes first after `ASK_AGAIN_S`, even without a `deal`."""
     users = Users(1)
     for name in ("held", "a", "b"):
         await users.start(name, PLANNED)
@@ -135,7 +135,7 @@ async def test_priorities_are_asked_for_again() -> None:
 
 
 async def test_a_cancelled_waiter_costs_no_slot() -> None:
-    """Cancelled in the queue, or in the moment before or after it is given the slot, it leaves the slot to the next."""
+    """The slot goes to the next, whenever the waiter is cancelled."""
     users = Users(1)
     for name in ("held", "queued", "granted", "cancelled", "next"):
         await users.start(name, PLANNED)
@@ -151,7 +151,7 @@ async def test_a_cancelled_waiter_costs_no_slot() -> None:
 
 
 async def test_waiting_clients_hold_equally_many_slots() -> None:
-    """One with twelve parts and one with two, of which the latter came last and has the later deadlines."""
+    """A client with two parts gets its slots beside one with twelve and earlier deadlines."""
     users = Users(4)
     for number in range(12):
         await users.start(f"many{number}", Priority(WAITING, 1.0, "many"))
@@ -163,7 +163,7 @@ async def test_waiting_clients_hold_equally_many_slots() -> None:
 
 
 async def test_clients_with_equal_shares_take_turns() -> None:
-    """With one slot neither deadlines nor numbers let one party have it twice running while the other wants it."""
+    """One slot never serves a party twice running while the other wants it."""
     users = Users(1)
     for number in range(4):
         await users.start(f"many{number}", Priority(WAITING, 1.0, "many"))
@@ -209,7 +209,7 @@ async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> N
 
 
 async def test_paused_parts_are_no_more_than_the_slots() -> None:
-    """The space of paused parts is bounded: beyond that an urgent part waits for a connection like any other."""
+    """An urgent part beyond that bound waits for a connection like any other."""
     users = Users(1)
     await users.start("first", WARM, pausable=True)
     await users.start("waiting", Priority(WAITING))
@@ -237,7 +237,7 @@ async def test_a_paused_part_may_end() -> None:
 
 @still
 async def test_background_claims_pause_for_a_streamed_download() -> None:
-    """Though there are slots, they pause until its parts have arrived, the first alone; other origins' continue."""
+    """Background claims pause despite free slots until its parts have arrived."""
     users = Users(8)
     await users.start("planned", PLANNED, pausable=True)
     await users.start("elsewhere", PLANNED, origin="other", pausable=True)
@@ -266,7 +266,7 @@ async def test_arriving_shards_of_a_client_share_equally() -> None:
 
 @still
 async def test_precedence_lasts_while_parts_arrive() -> None:
-    """However long the shard takes: each part that arrives prolongs it; once none does, the others go on."""
+    """Each part that arrives prolongs it; once none does, the others go on."""
     users = Users(8)
     planned = {f"planned{number}" for number in range(7)}
     for name in sorted(planned):
@@ -284,7 +284,7 @@ async def test_precedence_lasts_while_parts_arrive() -> None:
 
 @still
 async def test_parts_of_a_streamed_download_only_saturate_the_link() -> None:
-    """As many as fill the line: more would all be late. What is queued goes on when a part ends, the planned last."""
+    """More parts would all be late; the queue goes on as parts end, the planned last."""
     users = Users(16)
     for number in range(10):
         await users.start(f"planned{number}", PLANNED, pausable=True)
@@ -301,7 +301,7 @@ async def test_parts_of_a_streamed_download_only_saturate_the_link() -> None:
 
 
 async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
-    """The limit is each origin's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
+    """The limit is each origin's own and falls by OriginBusyError alone."""
     users = Users(4)
     for name in "abcd":
         await users.start(name, PLANNED, origin="busy")
@@ -343,7 +343,7 @@ STEPS = st.lists(st.one_of(st.tuples(PRIORITIES, st.booleans()), st.integers(0, 
 async def test_rules_hold_whatever_comes_and_goes(
     count: int, steps: list[tuple[Priority, bool] | int]
 ) -> None:
-    """Never too many at once or paused, no free slot while one queues, none waits whose turn a lesser one has."""
+    """Slots are never exceeded, nor free during a queue, and no turn is lost."""
     users = Users(count)
     for number, step in enumerate(steps):
         if not isinstance(step, int):
@@ -371,7 +371,7 @@ def check(users: Users, count: int) -> None:
 
 
 async def test_origins_in_use_and_the_last_ones_are_remembered() -> None:
-    """Of any number of hosts a fixed number of rows is kept, with what was learnt about those that stay."""
+    """A fixed number of rows is kept for any hosts, with what was learnt about them."""
     slots = Scheduler(3)
     busy = Claim(lambda: PLANNED, "busy")
     async with slots.hold(busy):

@@ -1,4 +1,4 @@
-"""Files that may be lists of shards are parsed, but for those that would take far too much memory."""
+"""Files that may be lists of shards are parsed, unless they take far too much memory."""
 
 import json
 
@@ -26,7 +26,7 @@ SHARD = {
     ids=["mds", "counts", "names"],
 )
 def test_lists_of_short_values_are_parsed(listed: object) -> None:
-    """Index files of many columns, and of shards with short names, also without spaces and behind a byte order mark."""
+    """Many columns or short names pass, even without spaces or after a byte order mark."""
     assert parsed_json(json.dumps(listed, separators=(",", ":")).encode("utf-8-sig")) == listed
 
 

@@ -25,7 +25,7 @@ def test_a_numeric_range_counts_with_its_zeros(first: int, last: int, width: int
 
 
 def test_alternatives_and_ranges_multiply() -> None:
-    """Several braces give every combination, the last running fastest; nested ones are as many as in a shell."""
+    """Several braces give every combination, and nested ones as many as in a shell."""
     names = ("train-0", "train-1", "val-0", "val-1")
     assert expand_braces("s3://b/{train,val}-{0..1}.tar") == [
         f"s3://b/{name}.tar" for name in names
@@ -94,7 +94,7 @@ def test_every_match_begins_with_the_prefix(pattern: str, url: str) -> None:
 @examples(200)
 @given(patterns, st.text("aabb//c", max_size=10))
 def test_a_glob_matches_what_its_plain_translation_matches(tokens: list[str], url: str) -> None:
-    """Atomic groups make it fast, and lose no url: every way of putting stars together, against all short paths."""
+    """Atomic groups make it fast and lose no url, with stars against all short paths."""
     pattern = "".join(tokens)
     split = re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]*\]|.", pattern)
     plain = re.compile("".join(PLAIN.get(token, token) for token in split))
@@ -107,7 +107,7 @@ def test_a_glob_matches_what_its_plain_translation_matches(tokens: list[str], ur
 
 @pytest.mark.parametrize("star", ["*", "**", "**/", "/**/"])
 def test_many_stars_take_no_time(star: str) -> None:
-    """A plain translation takes longer than anybody lives; the limit of the test run is what would notice."""
+    """A plain translation takes longer than a life; the test run's limit would notice."""
     try:
         regex = glob_regex("s3://bucket/" + f"{star}a" * 30 + "b")
     except ConfigError as exn:
@@ -128,6 +128,6 @@ def test_many_stars_take_no_time(star: str) -> None:
     ],
 )
 def test_a_glob_longer_than_any_url_is_refused(pattern: str, reason: str) -> None:
-    """To take it apart would hold up everybody else for minutes; so is one that could match nothing."""
+    """Taking it apart would take minutes; a glob that can match nothing is refused, too."""
     with pytest.raises(ConfigError, match=reason):
         glob_regex(pattern)

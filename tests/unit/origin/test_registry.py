@@ -1,4 +1,4 @@
-"""The registry of origins: what it loads, and when; the breaker of a tier, and the owners that are left out."""
+"""The registry of origins: its loading, a tier's breaker, and owners left out."""
 
 import subprocess
 import sys
@@ -95,7 +95,7 @@ def test_failures_or_two_stalls_in_a_row_open_it() -> None:
 
 
 def test_an_open_breaker_admits_one_probe_per_rest() -> None:
-    """Even if nothing is ever heard of the probe; its failure starts another rest, its success closes the breaker."""
+    """A lost probe costs a rest, as a failure does; a success closes the breaker."""
     breaker = Breaker(max_failures=1, pause_s=10)
     breaker.failed(0.0)
     assert [breaker.admit(now_s) for now_s in (5.0, 10.0, 10.1, 19.9, 20.0)] == [

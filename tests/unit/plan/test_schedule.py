@@ -87,7 +87,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 @given(jobs(), st.integers(0, 2))
 @examples(200)
 def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> None:
-    """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
+    """Exhaustive search finds nothing better on small timelines of equal shards."""
     capacity = sum(job.window for job in some_jobs) + spare
     reads = all_reads(some_jobs)
     least = least_fetches(some_jobs, capacity)
@@ -103,7 +103,7 @@ TWENTY = [f"shard-{number}" for number in range(20)]
     [(2, 1), (5, 1), (10, 1), (19, 1), (20, 1), (5, 4), (10, 4), (19, 8), (20, 8)],
 )
 def test_each_epoch_hits_the_shards_that_the_cache_keeps(capacity: int, window: int) -> None:
-    """Whatever its order: with W leased at a time, a cache of C shards saves C fetches an epoch, less W at most."""
+    """C shards kept save C fetches an epoch, less the W leased at a time at most."""
     order = random.Random(7)
     job = Job([order.sample(TWENTY, 20) for _ in range(12)], window=window)
     saved = 12 * 20 - len(Replay(all_reads([job]), capacity).fetched)
@@ -111,7 +111,7 @@ def test_each_epoch_hits_the_shards_that_the_cache_keeps(capacity: int, window: 
 
 
 def test_a_loop_larger_than_the_cache_still_hits() -> None:
-    """The order that LRU has no hit in, the same shards round and round: a cache of C has C hits in each."""
+    """The same shards round and round give C hits in each, and none with LRU."""
     assert len(Replay(all_reads([Job([TWENTY] * 8)]), 10).fetched) == 20 + 7 * 10
 
 
@@ -119,7 +119,7 @@ def test_a_loop_larger_than_the_cache_still_hits() -> None:
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(4, 12))
 @examples(30)
 def test_two_known_epochs_are_nearly_as_good_as_all(seed: int, count: int, capacity: int) -> None:
-    """A plan that ends after the next epoch costs at most a few fetches against one that knows everything."""
+    """A plan ending after the next epoch costs a few fetches more than full knowledge."""
     order = random.Random(seed)
     shards = [f"shard-{number}" for number in range(16)]
 
@@ -156,7 +156,7 @@ def test_an_early_fetch_evicts_only_unplanned_shards() -> None:
 
 
 def test_unplanned_shards_are_evicted_in_order_of_arrival_then_the_furthest() -> None:
-    """Two unplanned in the order of their coming, then the planned from the end; with space, none."""
+    """Unplanned shards go in order of arrival, then the furthest planned; none with space."""
     schedule = schedule_of("ab", here=["old", "a", "new", "b"])
     assert schedule.victims(0, -1.0, math.inf) == []
     assert schedule.victims(40, -1.0, math.inf) == ["old", "new", "b", "a"]
@@ -171,7 +171,7 @@ def test_a_shard_used_again_is_spared_once_unplanned() -> None:
 
 
 def test_shards_of_a_large_ended_plan_are_evicted_first() -> None:
-    """When a large plan ends, what others plan still stays, and what nobody plans is found, however deep it lies."""
+    """What other plans need stays, and what nobody plans is found at any depth."""
     many = [f"shard-{number}" for number in range(2000)]
     schedule = schedule_of(many, many[1:], here=many)
     schedule.waits(0, 1000)
@@ -205,7 +205,7 @@ class Session:
 
 
 class AnyTimeline(RuleBasedStateMachine):
-    """Sessions and shards do whatever they may; every decision is held against the rules by looking at everything."""
+    """Sessions and shards do anything; every decision is checked by looking at everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class AnyTimeline(RuleBasedStateMachine):
     @precondition(lambda self: any(session.plan for session in self.sessions.values()))
     @rule(data=st.data(), event=st.sampled_from(["waits", "reads"]), skipped=st.integers(-2, 2))
     def go_on(self, data: st.DataObject, event: str, skipped: int) -> None:
-        """A session waits for a position or takes it, beside what it has; it may skip some, or take one again."""
+        """A session waits for a position or takes it, beside others; it may skip or repeat."""
         number = data.draw(
             st.sampled_from([number for number, session in self.sessions.items() if session.plan])
         )

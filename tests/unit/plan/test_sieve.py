@@ -50,7 +50,7 @@ class Paper:
     )
 )
 def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
-    """However keys come, are used and go, the next to go is the one that the published algorithm evicts."""
+    """The published algorithm evicts the same key, whatever comes, is used and goes."""
     sieve = Sieve()
     paper = Paper()
     here = set[str]()

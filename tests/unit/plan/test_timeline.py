@@ -88,7 +88,7 @@ def test_the_pace_follows_a_change() -> None:
 
 
 def mixing(timeline: Timeline, pace_s: float, window: int) -> float:
-    """Have session 0 mix its first shards: each beat gives a window's part of each shard in hand; return the time."""
+    """Have session 0 mix its first shards, a window's part each beat; return the time."""
     now_s = 0.0
     for position in range(window):
         timeline.tick(now_s)
@@ -127,7 +127,7 @@ def test_the_next_epoch_of_a_reader_that_mixes_shards_begins_at_the_pace_of_the_
 
 
 def test_a_loader_that_fills_its_queues_shows_no_pace() -> None:
-    """Some short shards are read at once; until a second of reading was seen the pace is unknown, then that of all."""
+    """The pace is unknown until a second of reading was seen, then that of all."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     for position in range(3):
         timeline.reads(0, position)
@@ -141,7 +141,7 @@ def test_a_loader_that_fills_its_queues_shows_no_pace() -> None:
 
 
 def test_sessions_of_a_job_share_its_pace() -> None:
-    """Those that have read nothing take it over, also when the one that it was learnt from is gone."""
+    """Sessions that have read nothing take it over, even when its source is gone."""
     timeline = Timeline()
     timeline.tick(0.0)
     for session, job in (("a", "job"), ("b", "job"), ("stranger", "other")):
@@ -177,7 +177,7 @@ def test_waiting_does_not_count_towards_the_pace() -> None:
 
 
 def test_releases_out_of_turn_do_not_move_the_cursor() -> None:
-    """The plan goes on from the newest; when that is given back, it is over, whatever else is still in hand."""
+    """The plan goes on from the newest, and its return ends the plan."""
     timeline = timeline_of([([*"abcde"], 0, 1.0)])
     for position in range(3):
         timeline.reads(0, position)
@@ -193,7 +193,7 @@ def test_releases_out_of_turn_do_not_move_the_cursor() -> None:
 
 
 def test_shards_taken_again_show_no_pace() -> None:
-    """Shards that come into hand all at once after a restart of the daemon, the newest first, say nothing of it."""
+    """Shards that come all at once after a daemon's restart say nothing of it."""
     timeline = timeline_of([([*"abcdefgh"], 0, 10.0)])
     for position in (3, 0, 2, 1):
         timeline.reads(0, position)
@@ -204,7 +204,7 @@ def test_shards_taken_again_show_no_pace() -> None:
 
 
 def test_a_session_that_hangs_recedes_and_comes_back() -> None:
-    """Others' needs come first while a reader stands still for much longer than usual; waiting is no such sign."""
+    """Others come first while a reader stands still unusually long, unless it waits."""
     timeline = timeline_of([([*"abcde"], 0, 1.0)])
     timeline.reads(0, 0)
     timeline.tick(1.0)
@@ -222,7 +222,7 @@ def test_a_session_that_hangs_recedes_and_comes_back() -> None:
 def test_shards_ahead_are_the_plan_from_the_cursor_on(
     plans: Plans, until_s: float, most: int
 ) -> None:
-    """In reading order, each at its own time, no further than was asked for; of who has no plan, nothing."""
+    """Shards come in reading order with their times, up to the number asked for."""
     timeline = timeline_of(plans)
     for session, (shards, cursor, pace_s) in enumerate(plans):
         uses = [((at - cursor) * pace_s, at, shards[at]) for at in range(cursor, len(shards))]

@@ -1,4 +1,4 @@
-"""The documents: commands and code are what the programs take; they and the table of promises name tests that exist."""
+"""The documents: commands and code are valid, and the tests that they name exist."""
 
 import ast
 import inspect
@@ -29,7 +29,7 @@ _NOT_RUN = re.compile(
 
 
 def lines_to_type(page: str) -> Iterator[str]:
-    """Yield what may be a command line: lines of shell blocks, indented lines, and code within sentences."""
+    """Yield possible command lines: shell blocks, indented lines, code in sentences."""
     prose = without_blocks(page)
     typed = [
         *(block.body for block in blocks(page, *_SHELL)),
@@ -187,7 +187,7 @@ def test_tests_that_a_page_names_exist() -> None:
 
 
 def test_installed_files_name_no_page_of_the_repository() -> None:
-    """A docstring or message that names a page of docs/ sends users of a wheel to a folder that they do not have."""
+    """Users of a wheel do not have the docs/ page that a docstring or message would name."""
     paths = [
         path for package in ("shardcache", "client") for path in (ROOT / package).rglob("*.py")
     ]

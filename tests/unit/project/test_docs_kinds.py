@@ -1,4 +1,4 @@
-"""The documentation's pages are of four kinds, each on one list, and say first whom they are for."""
+"""The documentation's pages have four kinds, each listed, and say first whom they serve."""
 
 import re
 
@@ -41,7 +41,7 @@ def lists() -> dict[str, list[str]]:
 
 
 def pages_below(page: str) -> list[str]:
-    """Return the pages that one has in a list of its own; the cookbook's projects are no pages of this folder."""
+    """Return the pages listed by a page of its own, without the cookbook's projects."""
     path = DOCS / f"{page}.md"
     if page == COOKBOOK or not path.exists():
         return []

@@ -228,7 +228,7 @@ def test_every_command_and_option_is_on_its_page(site: Site) -> None:
 
 
 def test_every_way_to_set_an_option_is_on_its_page(site: Site) -> None:
-    """Each option is listed with its flag, its variable and its key; the keys of `[[origin]]` are the file's alone."""
+    """Each option has its flag, variable and key; `[[origin]]` keys are the file's alone."""
     for name in Settings.model_fields.keys() - {"origin"}:
         flag = name.replace("_", "-")
         entry = site.text("settings", flag)
@@ -249,7 +249,7 @@ def test_keys_of_allow_rules_are_on_the_page() -> None:
 
 
 def test_every_public_name_is_on_its_page(site: Site) -> None:
-    """Every name that can be imported from the client is described, the dataset with each of its arguments."""
+    """Every importable name of the client is described, and each dataset argument."""
     assert [
         name
         for name in shardcache_client.__all__
@@ -288,7 +288,7 @@ def test_every_error_is_on_its_page(site: Site) -> None:
 
 @pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
 def test_search_finds_the_page_for_the_words_of_users(site: Site) -> None:
-    """The page that answers is among the first three results of the built site's own search, above internals."""
+    """The right page is in the site search's first three results, above internals."""
     with chromium() as browser, tab(browser) as page:
         for word, answer in SEARCHED.items():
             page.open(f"{(site.folder / 'search.html').as_uri()}?q={quote(word)}")
@@ -306,7 +306,7 @@ def test_search_finds_the_page_for_the_words_of_users(site: Site) -> None:
 
 @pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
 def test_axe_finds_nothing_on_any_page(site: Site) -> None:
-    """Names, roles, contrast and keyboards: each page in one of the looks, wide and narrow, light and dark."""
+    """Names, roles, contrast and keyboards pass on each page in one of the looks."""
     axe = (files("axe_core_python") / "axe.min.js").read_text()
     not_written = {site.folder / "genindex.html", site.folder / "search.html"}
     pages = sorted(set(site.folder.glob("*.html")) - not_written) + sorted(

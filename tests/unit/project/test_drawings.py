@@ -1,4 +1,4 @@
-"""The drawings of the documentation: each is what its script draws, and readable in both colours."""
+"""The documentation's drawings, as their scripts draw them, readable in both colours."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ def test_pictures_are_what_the_script_draws(drawn: Path) -> None:
 
 @pytest.mark.slow
 def test_simulated_figures_are_those_that_the_simulation_gives_now(tmp_path: Path) -> None:
-    """The picture of hit rates and the table of a cluster's costs are those that `shardcache simulate` gives now."""
+    """The hit rates and the cluster's costs are those that `shardcache simulate` gives now."""
     subprocess.run([sys.executable, "docs/drawings/simulated.py", tmp_path], cwd=ROOT, check=True)
     assert (tmp_path / "hit-rates.svg").read_text() == (PICTURES / "hit-rates.svg").read_text()
     assert (tmp_path / "tier.md").read_text() == (ROOT / "docs" / "tier.md").read_text()

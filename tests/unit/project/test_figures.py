@@ -1,4 +1,4 @@
-"""Figures of benchmarks: every row is kept, commits are compared over rounds, and a page's tables are made of them."""
+"""Benchmark figures: rows are kept, commits compared over rounds, and tables made."""
 
 import itertools
 import random

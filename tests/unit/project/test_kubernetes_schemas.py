@@ -14,7 +14,7 @@ FOLDERS = ("base", "components/tier", "examples/site", "examples/tier", "example
 
 
 def resources(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the names and objects of a kustomization's own files; others are patches, which are no whole objects."""
+    """Return names and objects of a kustomization's own files, but not its patches."""
     listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
     files = [folder / name for name in listed if name.endswith(".yaml")]
     return [
@@ -27,7 +27,7 @@ def resources(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_object_is_as_the_api_has_it(folder: str, version: str) -> None:
-    """No object lacks a field or has one that Kubernetes does not know, in an old release and the newest."""
+    """No object lacks a field or has an unknown one, in old and new Kubernetes."""
     found = resources(KUBERNETES / folder)
     assert found
     for name, thing in found:

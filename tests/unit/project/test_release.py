@@ -1,4 +1,4 @@
-"""The release: GitHub takes its workflow, one version is written everywhere, the image's recipe is clean."""
+"""The release: a valid workflow, one version everywhere, and a clean image recipe."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_github_takes_the_workflow_and_the_forms_of_issues() -> None:
 def test_a_tag_is_released_only_as_the_version_that_it_names(
     tmp_path: Path, tag: str, section: str, complaint: str
 ) -> None:
-    """A tag that is not the code's version, or that no section of the changelog describes, ends the workflow."""
+    """A tag without the code's version or a changelog section ends the workflow."""
     (tmp_path / "shardcache").mkdir()
     shutil.copy(ROOT / "shardcache" / "__init__.py", tmp_path / "shardcache")
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## [{section}] - 2026-01-01\n")
@@ -106,7 +106,7 @@ def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
 
 
 def test_copied_files_are_sent_to_the_build() -> None:
-    """Files that the Dockerfile copies from the project exist, and are not left out by .dockerignore."""
+    """Files that the Dockerfile copies exist and are not left out by .dockerignore."""
     sent = {
         line[1:]
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -123,7 +123,7 @@ def test_copied_files_are_sent_to_the_build() -> None:
 
 
 def test_the_image_has_no_web_server_without_a_target() -> None:
-    """The last stage is the daemon's; only that of the tier installs packages of the distribution."""
+    """The last stage is the daemon's; only the tier's installs distribution packages."""
     stages = re.split(r"^FROM .* AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     names = [stage.split()[0] for stage in stages]
     assert names[-1] == "daemon"

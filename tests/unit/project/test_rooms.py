@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md says which tests test what: every room is there, and everything that it names exists."""
+"""CONTRIBUTING.md says which tests test what: every room and all names in it exist."""
 
 import re
 
@@ -28,7 +28,7 @@ def test_each_room_names_its_tests(room: str) -> None:
 
 @pytest.mark.parametrize("room", ROWS)
 def test_names_of_the_table_exist(room: str) -> None:
-    """Rooms and tests, after each move; a name within a folder of tests is below the folder before it."""
+    """Rooms and tests exist after each move; names in a folder are below the one before."""
     assert (ROOT / room).is_dir()
     folder = ROOT
     for name in re.findall(r"`([\w./]+)`", ROWS[room]):

@@ -21,7 +21,7 @@ WELL = {"error": None, "silent_s": 0.0}
 
 
 def test_the_variables_are_taken_out() -> None:
-    """No process that the daemon starts may speak for it, and a watchdog of another process is not ours."""
+    """The daemon's children may not speak for it, nor is another's watchdog ours."""
     env = {
         "NOTIFY_SOCKET": "/run/n",
         "WATCHDOG_USEC": "6000000",
@@ -38,7 +38,7 @@ def test_the_variables_are_taken_out() -> None:
 
 @contextmanager
 def manager_at(address: str) -> Iterator[Callable[[], dict[str, str]]]:
-    """Listen as a service manager does; yield the function that returns the fields of the next message."""
+    """Listen as a service manager; yield the function that returns the next fields."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(address.replace("@", "\0", 1))
         ear.settimeout(GUARD_S)
@@ -65,7 +65,7 @@ async def test_only_the_living_feed_the_watchdog(form: str, tmp_path: Path) -> N
 
 
 async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
-    """While the folder is searched the manager is told to wait; what is found, or raised, comes through."""
+    """The manager is told to wait during the search, whose result or error comes through."""
     address = str(tmp_path / "notify")
     with manager_at(address) as hear:
         manager = ServiceNotifier(address, watchdog_s=0.03)
@@ -97,7 +97,7 @@ class Hanging(CacheFolder):
 
 
 async def test_a_disk_that_hangs_counts_as_silent(tmp_path: Path) -> None:
-    """An error would be an answer; what never comes back shows as seconds that grow, and ends with the answer."""
+    """A hang shows as seconds that grow, and ends with the answer; an error is an answer."""
     store = open_store(tmp_path)
     folder = Hanging()
     held = store.folder

@@ -65,7 +65,7 @@ def judged(folder: Path, *moments: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_summary_is_judged_by_the_last_30_seconds(tmp_path: Path) -> None:
-    """Jobs that wait nearly always are stalled in every moment, also in those in which none of their waits is long."""
+    """Jobs that nearly always wait are stalled, even while no single wait is long."""
     starving = job("a", waiting_share=0.94), job("b", waiting_share=0.93)
     found = judged(
         tmp_path,
@@ -101,7 +101,7 @@ def test_summary_is_judged_by_the_last_30_seconds(tmp_path: Path) -> None:
 def test_summary_tells_a_moment_from_a_shortage(
     tmp_path: Path, share: float, waits: tuple[dict[str, Any], ...], level: str, text: str
 ) -> None:
-    """A short wait is none; one of a second is shown; a tenth of the time is a shortage, and half of it a stall."""
+    """A one-second wait is shown; a tenth of the time is a shortage, and half is a stall."""
     (found,) = judged(tmp_path, moment(job(waiting_share=share), waits=waits))
     assert found["level"] == level
     assert found["text"] == text

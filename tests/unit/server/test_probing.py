@@ -51,7 +51,7 @@ def answering(path: Path, *texts: str) -> Iterator[None]:
     ],
 )
 def test_each_probe_passes_what_it_is_for(path: Path, status: str, passed: set[str]) -> None:
-    """A bad disk and an end in good order are no reason to restart a daemon; only one that is well is ready."""
+    """A bad disk or a good end restarts no daemon, and only a well one is ready."""
     with answering(path, *[json.dumps({"status": status})] * 3):
         outcomes = {what: shardcache("probe", what) for what in probing.PASSING_STATES}
     assert {what for what, outcome in outcomes.items() if outcome.code == 0} == passed
@@ -59,7 +59,7 @@ def test_each_probe_passes_what_it_is_for(path: Path, status: str, passed: set[s
 
 
 def test_the_command_asks_the_same_and_waits_if_told_to(path: Path) -> None:
-    """`shardcache probe` prints what the daemon says, and exits by it; with --wait-s it asks until it passes."""
+    """`shardcache probe` prints what the daemon says; --wait-s asks until it passes."""
     degraded = '{"status": "degraded", "disk": {"error": "read-only"}}'
     with answering(path, degraded, degraded, '{"status": "ok"}'):
         ready = shardcache("probe", "ready", "--json")
@@ -74,14 +74,14 @@ def test_the_command_asks_the_same_and_waits_if_told_to(path: Path) -> None:
     ("silent_s", "alive"), [(0.0, True), (probing.HUNG_S, True), (probing.HUNG_S + 1, False)]
 )
 def test_a_disk_that_hangs_ends_a_daemon(silent_s: float, alive: bool) -> None:
-    """The liveness probe gives a daemon up by the rule by which it gives itself up under a watchdog."""
+    """The liveness probe gives a daemon up by the rule of its own watchdog."""
     assert probing.passes("live", {"status": "degraded", "disk": {"silent_s": silent_s}}) is alive
     assert service_notifier._HUNG_S == probing.HUNG_S
 
 
 @pytest.mark.usefixtures("path")
 def test_probes_fail_without_a_daemon() -> None:
-    """Each by its own exit code: no daemon, with what to do, and a misspelt probe, which is never taken for a pass."""
+    """Each failure has its exit code: no daemon, or a misspelt probe, which never passes."""
     lost = shardcache("probe", "live")
     assert lost.code == 3
     assert "shardcache serve" in lost.err
@@ -89,7 +89,7 @@ def test_probes_fail_without_a_daemon() -> None:
 
 
 def test_an_answer_of_no_daemon_is_an_error(path: Path) -> None:
-    """One that takes a connection and never answers is found out in the time that it has; so is another program."""
+    """A silent connection is found out in time, and so is another program."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

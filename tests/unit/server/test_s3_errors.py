@@ -29,7 +29,7 @@ from shardcache.server.s3.error_documents import S3Error
 def test_clients_repeat_what_may_succeed_later(
     error: type[ShardcacheError], status: int, code: str
 ) -> None:
-    """SDKs send a request again upon 5xx: a store that refuses one, such as an invalid token, would refuse it again."""
+    """SDKs repeat a request after 5xx, but a refused one would be refused again."""
     answer = S3Error.of(error("what went wrong", url="s3://bucket/key"))
     assert answer.status == status
     assert answer.code == code

@@ -1,4 +1,4 @@
-"""Signatures of S3 requests: those that AWS publishes and that botocore makes are accepted, all others refused."""
+"""Signatures of S3 requests: AWS's and botocore's are accepted, all others refused."""
 
 import calendar
 import hmac
@@ -262,7 +262,7 @@ def test_the_documented_encoding_is_accepted_for_whatever_was_sent(
 
 @pytest.mark.parametrize(("signed", "is_valid"), [("a%20b", True), ("a%2Bb", False)])
 def test_a_plus_in_a_query_is_signed_as_the_space_that_it_is(signed: str, is_valid: bool) -> None:
-    """The endpoint reads it as a space: with a plus signed, another prefix would be listed than was signed."""
+    """The endpoint reads a space, so a signed plus would list another prefix."""
     request = signed_by_botocore(f"http://127.0.0.1:9099/bucket?prefix={signed}")
     changed = request._replace(query="prefix=a+b")
     if is_valid:

@@ -1,4 +1,4 @@
-"""Records and measurements of the daemon itself: the audit log's epochs, histograms, the loop's lag, collections."""
+"""Records and measurements of the daemon: audit log, histograms, loop lag, collections."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ BOUNDS = (0.1, 1.0, 10.0)
 
 
 def test_readers_in_any_order_begin_an_epoch_once() -> None:
-    """Some are an epoch ahead of others; another job and another user of its name have epochs of their own."""
+    """Some readers are an epoch ahead; other jobs and users have epochs of their own."""
     audit = Audit()
     readers = [
         (0, (0, 0)),
@@ -72,7 +72,7 @@ def test_job_names_of_clients_are_bounded() -> None:
 
 @given(values=st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.5, 1.0, 1.5, 10.0, 10.5, 99.0])))
 def test_each_bucket_has_what_does_not_exceed_its_bound(values: list[float]) -> None:
-    """A value on a bound belongs below it, as Prometheus' `le` says; the last bucket has everything."""
+    """A value on a bound belongs below it, as with Prometheus' `le`; the last has all."""
     histogram = Histogram(BOUNDS)
     for value in values:
         histogram.observe(value)
@@ -138,7 +138,7 @@ def collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("collector")
 def test_objects_built_at_the_start_are_never_collected() -> None:
-    """Neither while they are built nor afterwards: they are in no generation. Young garbage goes as soon as ever."""
+    """They are in no generation, and young garbage goes as soon as ever."""
     with creating_long_lived_objects():
         assert not gc.isenabled()
         built = [[number] for number in range(10_000)]

@@ -27,7 +27,7 @@ from support.shards.stores import open_store
 
 
 class FaultyManifests:
-    """Manifests that fail at a url as nothing is expected to, and otherwise do what the real ones do."""
+    """Manifests that fail unexpectedly at a url, and otherwise do what the real ones do."""
 
     def __init__(self, real: Manifests) -> None:
         self._real = real
@@ -77,7 +77,7 @@ async def asked(question: Callable[[], Any]) -> Any:
 async def test_unexpected_error_answers_its_request_and_the_session_goes_on(
     socket_path: Path, tmp_path: Path
 ) -> None:
-    """The reader waits for no time limit, is told where to look, and its next request is answered."""
+    """The reader waits for no time limit, and its next request is answered."""
     (tmp_path / "a.tar").write_bytes(b"")
 
     def ask() -> tuple[dict[str, Any], dict[str, Any]]:

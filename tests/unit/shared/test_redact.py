@@ -99,14 +99,14 @@ except OSError:
 
 @pytest.mark.parametrize("part", ["://x:y", "?a_", "&token=", "@"])
 def test_redaction_takes_linear_time(part: str) -> None:
-    """Urls are redacted on the event loop; the limit of the test run is what would notice a slow one."""
+    """The event loop redacts urls; the test run's limit would notice a slow one."""
     assert "MARK" not in redact("@" + part * 200_000 + " https://u:MARK@h/?sig=MARK")
     assert len(ConfigError(part * 200_000).message) < 10_000
 
 
 @pytest.mark.parametrize("form", first_quick(["text", "json"]))
 def test_log_lines_and_tracebacks_hold_no_secrets(form: str) -> None:
-    """No parts of urls, and no values of variables, ours and libraries'; a reason cannot begin a line of its own."""
+    """No parts of urls or values of variables show, and a reason begins no line."""
     done = subprocess.run(
         [sys.executable, "-c", _LOGGING, form], capture_output=True, text=True, check=True
     )
@@ -123,7 +123,7 @@ def test_log_lines_and_tracebacks_hold_no_secrets(form: str) -> None:
 
 
 def test_excerpt_is_printable_redacted_and_short() -> None:
-    """Its end stays, where an error says how often was tried; a secret is not cut into one that is not recognized."""
+    """Its end with the number of tries stays, and no secret is cut beyond recognition."""
     found = excerpt(
         "\x1b[2J\u202e\udc80 https://h/a?sig=" + "s" * 480 + " \u2028 " + "x" * 10**6 + " (end)"
     )

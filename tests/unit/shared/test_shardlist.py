@@ -50,7 +50,7 @@ def test_index_file_is_read_back_as_written(
 
 
 def test_index_has_the_fields_that_wids_reads() -> None:
-    """The fields that `wids.ShardListDataset` (webdataset 0.2.111) demands or sums up, under its names."""
+    """`wids.ShardListDataset` (webdataset 0.2.111) finds its fields under its names."""
     index = json.loads(shardlist.write([ShardRef("s3://b/train/a.tar", ETAG, 2048, 10)]))
     assert index["wids_version"] == 1
     assert index["shardlist"] == [
@@ -126,8 +126,7 @@ INDEX = {"wids_version": 1, "shardlist": [{"url": "a.tar"}]}
     ],
 )
 def test_file_that_is_not_an_index_is_an_error_with_a_remedy(data: bytes, reason: str) -> None:
-    """Any other JSON, or none, says what an index looks like; half of a dataset would be lost in
-    silence.
+    """The error says what an index looks like, instead of losing data in silence.
 
     A count that is guessed at would train on another dataset: the error names the field.
     """

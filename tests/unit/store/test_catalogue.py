@@ -29,7 +29,7 @@ async def test_a_pickle_in_the_database_is_never_loaded(tmp_path: Path) -> None:
 
 
 async def test_a_row_that_is_not_compressed_json_counts_as_lost(tmp_path: Path) -> None:
-    """A reader whose manifest asks for it gets no error: the row is asked for at the origin again."""
+    """The row is asked for at the origin again, and its reader gets no error."""
     catalogue = Catalogue(tmp_path)
     await catalogue.put("harmless", "shard", "url")
     catalogue.close()
@@ -83,7 +83,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_damaged_tables_cost_rows_and_no_more(tmp_path: Path, damage: str) -> None:
-    """Whatever the cells hold, the catalogue opens, reads what is sound, and can be written again."""
+    """Any cells let the catalogue open, read sound rows, and be written again."""
     catalogue = Catalogue(tmp_path / "catalogue")
     await catalogue.put("here", "shard", "url")
     await catalogue.put("here", "probe")
@@ -104,7 +104,7 @@ async def test_damaged_tables_cost_rows_and_no_more(tmp_path: Path, damage: str)
 
 
 async def test_damaged_row_is_dropped_and_its_neighbours_are_read(tmp_path: Path) -> None:
-    """One row of a manifest that makes no sense costs none of the others, and is gone when it is next read."""
+    """A bad row of a manifest costs no other, and is gone at the next read."""
     catalogue = Catalogue(tmp_path)
     keys = [("shard", str(number)) for number in range(3)]
     for number, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Interrupted downloads go on from their finished parts, and only from sound ones; compressed shards are inflated."""
+"""Interrupted downloads go on from their sound parts; compressed shards are inflated."""
 
 import bz2
 import gzip
@@ -50,7 +50,7 @@ def write_some(partial: Partial, *indices: int) -> None:
 
 
 def test_parts_in_any_order_make_the_whole(layout: Layout) -> None:
-    """Parts land where they belong, in space taken before the first; the checksums are those of the pieces."""
+    """Parts land in space taken beforehand, with the checksums of the pieces."""
     partial = Partial.open(layout, OBJECT, PART_BYTES)
     stat = partial.path.stat()
     assert stat.st_size == len(DATA)
@@ -74,7 +74,7 @@ def test_finished_bytes_are_those_of_the_object(layout: Layout) -> None:
 
 
 def test_a_damaged_part_is_fetched_again(layout: Layout) -> None:
-    """After a power loss the journal may claim more than the disk holds: claimed parts are read and checked."""
+    """Claimed parts are checked, as a journal may exceed the disk after a power loss."""
     partial = Partial.open(layout, OBJECT, PART_BYTES)
     write_some(partial, 0, 1, 2)
     with open(partial.path, "r+b") as file:
@@ -113,7 +113,7 @@ def test_parts_keep_the_size_that_they_were_fetched_in(layout: Layout) -> None:
 
 
 def test_file_that_readers_may_still_open_is_told_from_the_next_one(layout: Layout) -> None:
-    """Readers know a file by path and inode, whose number the filesystem uses again, so a new file has another."""
+    """Filesystems reuse the inodes by which readers know files, so a new one differs."""
     before = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
     granted = {before.inode}
     before.path.unlink()
@@ -130,7 +130,7 @@ def test_file_that_readers_may_still_open_is_told_from_the_next_one(layout: Layo
 
 
 def test_journal_of_parts_that_come_and_go_stays_short(layout: Layout) -> None:
-    """Its length depends on the parts that are in the file, which a later daemon finds in it, and no others."""
+    """The length depends only on parts in the file, which a later daemon finds."""
     partial = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
     write_some(partial, 0, 4)
     lengths = []
@@ -209,7 +209,7 @@ def index(tar: Path) -> None:
 
 @pytest.mark.parametrize("codec", list(COMPRESS))
 def test_inflated_shard_is_the_tar_that_was_compressed(dst: Path, codec: Codec) -> None:
-    """Every codec gives the tar back, all of it reserved, with checksums that the store can verify it by."""
+    """Every codec gives the tar back in reserved space, with the store's checksums."""
     reservation = Reservation(dst)
     crcs = run(COMPRESS[codec](TAR), dst, codec, reservation)
     assert dst.read_bytes() == TAR
@@ -257,7 +257,7 @@ def flipped(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("codec", list(COMPRESS))
 def test_data_other_than_a_compressed_tar_is_an_error(dst: Path, codec: Codec) -> None:
-    """Nothing at all, a changed byte, and a plain tar, of which the remedy sends the reader to the name."""
+    """Nothing, a changed byte or a plain tar is refused; a tar's remedy is its name."""
     with pytest.raises(TruncatedShardError):
         run(b"", dst, codec)
         index(dst)  # some decompress nothing to nothing
@@ -283,7 +283,7 @@ def test_a_bomb_is_stopped_at_the_limit(dst: Path, codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", [Codec.XZ, Codec.ZSTD])
 def test_a_window_that_takes_much_memory_is_refused(dst: Path, codec: Codec) -> None:
-    """The header asks for 64 MiB as the strongest presets do, and passes; for 512 MiB, and is refused with a remedy."""
+    """A header that asks for 64 MiB passes, and 512 MiB is refused with a remedy."""
     run(with_window(codec, TAR, 26), dst, codec)
     assert dst.read_bytes() == TAR
     with pytest.raises(UnsupportedShardError, match="needs more than 135") as caught:

@@ -1,4 +1,4 @@
-"""Shards that are compressed with Snappy, whose library is optional, and decompresses a file at once in memory."""
+"""Snappy shards, whose library is optional and decompresses a whole file in memory."""
 
 import os
 import random
@@ -47,7 +47,7 @@ def test_incompressible_data_is_decompressed(source: Path) -> None:
 def test_file_is_refused_by_its_size_before_it_is_read(
     source: Path, start: bytes, error: type[Exception]
 ) -> None:
-    """One that is larger than its data can be when compressed, or whose data is larger than the limit."""
+    """A file larger than its data can be compressed, or data over the limit, is refused."""
     source.write_bytes(start)
     os.truncate(source, FILE_BYTES)
     tracemalloc.start()

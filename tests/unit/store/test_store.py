@@ -1,4 +1,4 @@
-"""Published shards: whole, found again, removed only when nobody reads them; folder, filesystem and space."""
+"""Published shards: whole, found again, removed only unread; folder, filesystem, space."""
 
 import asyncio
 import mmap
@@ -55,7 +55,7 @@ def store(reopen: Callable[[], Store]) -> Store:
 
 
 async def test_a_published_shard_is_found_again(store: Store, reopen: Callable[[], Store]) -> None:
-    """After a restart, size, samples and the order of last use are what they were; nobody may write to its file."""
+    """Size, samples and order of use survive a restart; nobody may write to the file."""
     first = await publish(store, URL)
     second = await publish(store, URL + "2")
     for shard, used_at_s in ((second, 1000.0), (first, 2000.0)):
@@ -76,7 +76,7 @@ async def test_a_published_shard_is_found_again(store: Store, reopen: Callable[[
 
 
 async def test_a_half_published_shard_is_swept(store: Store, reopen: Callable[[], Store]) -> None:
-    """A crash between the two renames leaves a sidecar without its tar: it is gone after the restart."""
+    """A sidecar left without its tar by a crash is gone after the restart."""
     shard = await publish(store, URL)
     store.layout.tar(shard.key).unlink()
 
@@ -134,7 +134,7 @@ async def cancelled_during(removal: Coroutine[Any, Any, bool], path: Path) -> No
 
 
 async def test_cancelled_removal_ends_after_the_files_are_gone(store: Store) -> None:
-    """Otherwise, the shard would be in service again, without files, once the thread has unlinked them."""
+    """The shard would otherwise be in service again, but without files."""
     shard = await publish(store, URL)
     tar = store.layout.tar(shard.key)
     await cancelled_during(store.remove(shard), tar)
@@ -156,7 +156,7 @@ async def test_cancelled_removal_of_a_leftover_ends_after_the_files_are_gone(sto
 async def test_a_flipped_bit_is_found_and_set_aside(
     store: Store, reopen: Callable[[], Store]
 ) -> None:
-    """`check` names the file and the place; quarantine takes the shard out of service and keeps it counted."""
+    """`check` names file and place; quarantine ends service and keeps the count."""
     shard = await publish(store, URL, samples=200)
     tar = store.layout.tar(shard.key)
     tar.chmod(0o640)
@@ -197,7 +197,7 @@ async def test_a_file_of_the_wrong_size_is_not_served(
 
 
 async def test_a_shard_that_is_damaged_twice_is_counted_once(store: Store) -> None:
-    """The second quarantine of one key takes the place of the first; a file that is gone is damage, too."""
+    """The second quarantine replaces the first; a missing file is damage, too."""
     for _ in range(2):
         shard = await publish(store, URL)
         await store.quarantine(shard)
@@ -237,7 +237,7 @@ def readable_by_all() -> Iterator[Path]:
 
 @needs_root
 def test_another_users_file_may_be_open(readable_by_all: Path) -> None:
-    """The kernel does not tell whether it is: it is not taken for closed. Of one's own it does tell."""
+    """The kernel does not tell, so it is not taken for closed; of one's own it does tell."""
     path = readable_by_all / "shard.tar"
     path.write_bytes(b"tar")
     path.chmod(0o444)
@@ -267,7 +267,7 @@ async def test_a_cache_of_another_users_shards_is_refused(readable_by_all: Path)
 async def test_a_folder_without_a_number_is_taken_over_with_its_shards(
     store: Store, reopen: Callable[[], Store]
 ) -> None:
-    """A folder of a release that wrote no number has its shards served, and is numbered from then on."""
+    """A folder without a number has its shards served, and gets a number."""
     shard = await publish(store, URL)
     store.layout.format.unlink()
     taken_over = reopen()
@@ -291,7 +291,7 @@ async def test_a_folder_without_a_number_is_taken_over_with_its_shards(
 def test_a_newer_folder_is_left_alone(
     tmp_path: Path, content: bytes, message: str, remedy: str
 ) -> None:
-    """So is one that is perhaps no cache: the error says what to do; nothing has been made or removed."""
+    """The error says what to do, also if it may be no cache, and nothing has changed."""
     (tmp_path / "format").write_bytes(content)
     with pytest.raises(CacheFormatError, match=message) as caught:
         open_store(tmp_path)
@@ -305,7 +305,7 @@ def test_a_newer_folder_is_left_alone(
 async def test_damaged_format_file_of_a_cache_is_written_again(
     store: Store, reopen: Callable[[], Store], content: bytes
 ) -> None:
-    """A folder that is a cache by everything else in it has its shards served, and its number restored."""
+    """A folder that is otherwise a cache has its shards served and its number restored."""
     shard = await publish(store, URL)
     store.layout.format.write_bytes(content)
     assert shard.key in reopen().shards
@@ -367,7 +367,7 @@ MOUNTS = (
     ],
 )
 def test_a_path_is_on_its_nearest_visible_mount(path: str, mount: Mount) -> None:
-    """The longest folder that holds the path, whole names only; of two on one folder, the later hides the earlier."""
+    """The longest folder of whole names counts; the later of two mounts hides the other."""
     assert mount_of(Path(path), MOUNTS) == mount
 
 
@@ -377,7 +377,7 @@ MIN_FREE_BYTES = 10
 
 
 class Accounting(RuleBasedStateMachine):
-    """Reservations open, grow, are written and close, over a disk whose free space follows what is written."""
+    """Reservations open, grow, are written and close, as the disk's free space follows."""
 
     reservations = Bundle("reservations")
 

@@ -35,7 +35,7 @@ def expected(data: bytes, part_bytes: int, algorithm: str | None, first: int = 0
 def test_each_part_has_its_own_checksums(
     part_bytes: int, algorithm: str | None, tmp_path: Path
 ) -> None:
-    """CRC32C always, and one in the store's own algorithm; the last part may be shorter than the others."""
+    """CRC32C and the store's own checksum are there; the last part may be shorter."""
     path = tmp_path / "a.part"
     path.write_bytes(bytes(len(DATA)))
     sums = write_parts(Parts(str(path), None, part_bytes, 0, len(DATA), algorithm), DATA)
@@ -86,7 +86,7 @@ def writes() -> int:
 
 
 def test_large_bodies_are_written_in_small_pieces(tmp_path: Path) -> None:
-    """No write is larger than 256 KiB: the kernel takes less time for four of these than for one of their size."""
+    """No write is larger than 256 KiB, since four such writes are quicker than one."""
     path = tmp_path / "a.part"
     data = DATA[:65_536] * 32
     path.write_bytes(bytes(len(data)))

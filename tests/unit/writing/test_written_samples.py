@@ -1,4 +1,4 @@
-"""Samples that are written: names, content and headers; cuts, names of shards, the journal; inputs, rows of tables."""
+"""Written samples: names, content, headers, cuts, shard names, journal, inputs, rows."""
 
 import bz2
 import gzip
@@ -43,7 +43,7 @@ def packed(*samples: Sample) -> bytes:
     st.integers(0, 2**34),
 )
 def test_headers_are_those_of_tarfile(name: str, size_bytes: int) -> None:
-    """Whatever the name and size, the quick header is byte for byte that of the standard library."""
+    """Any name and size gives byte for byte the standard library's header."""
     info = tarfile.TarInfo(name)
     info.size = size_bytes
     assert header(name.encode(), size_bytes) == info.tobuf(
@@ -125,14 +125,14 @@ def test_arrays_are_encoded_as_npy() -> None:
     ],
 )
 def test_samples_that_readers_would_not_find_are_refused(fields: dict[str, Any]) -> None:
-    """A key with a dot or NUL, a member without name, two members of one name, a value that cannot be encoded."""
+    """A dotted key, a nameless or repeated member, and an unencodable value are refused."""
     with pytest.raises(SampleError):
         sample_of(fields)
 
 
 @given(st.lists(st.integers(0, 60), max_size=60))
 def test_cuts_are_whole_and_as_full_as_may_be(sizes: list[int]) -> None:
-    """Every sample is in one shard, in order; none exceeds the limit but with one sample, nor had room for the next."""
+    """Every sample comes once in order, and no shard over the limit has two samples."""
     most = 50 + len(END)
     cuts = list(cut(((size, place) for place, size in enumerate(sizes)), most))
     places = [place for found in cuts for place in range(found.first, found.last + 1)]
@@ -161,7 +161,7 @@ def test_foreign_shards_are_distinguished_from_own() -> None:
 
 
 def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
-    """Its shards come back; another size, another format or half a journal is an error that names it."""
+    """Its shards come back; another size, format or half a journal is a named error."""
     journal = Journal(
         {"shard_size_bytes": 10, "input": "jsonl 1f"},
         {"shard-000000.tar": ShardRecord(9, "etag", 3)},
@@ -242,7 +242,7 @@ def test_inputs_that_cannot_be_read_are_named(
     changes: dict[str, Any],
     reason: str,
 ) -> None:
-    """A missing path, kinds that do not mix, an option of another format, an empty folder, a loop of links."""
+    """Missing paths, mixed kinds, foreign options, empty folders and link loops are named."""
     monkeypatch.chdir(tmp_path)
     for folder in ("photos", "empty", "loop", "listing"):
         Path(folder).mkdir()

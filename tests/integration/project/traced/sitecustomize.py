@@ -1,5 +1,4 @@
-"""Records which of our files run while `$TRACED/on` exists; on PYTHONPATH, each Python process
-imports it at its start.
+"""Records which of our files each Python process runs while `$TRACED/on` exists.
 
 Each process writes the list to `$TRACED/<pid>.files` when `$TRACED/off` appears.
 """

@@ -1,4 +1,4 @@
-"""Names that lead where the variable `LEADING` says; Python imports this from `PYTHONPATH` as it starts."""
+"""Names that lead where `LEADING` says; Python imports this from `PYTHONPATH` at its start."""
 
 import json
 import os
@@ -11,7 +11,7 @@ _real = socket.getaddrinfo
 
 
 def getaddrinfo(host: str | bytes | None, port: Any, *args: Any, **options: Any) -> list[Any]:
-    """As `socket.getaddrinfo`, but for the names in `LEADING`: to each, a list of [address, port or None]."""
+    """Do as `socket.getaddrinfo`, but lead names in `LEADING` to [address, port or None]."""
     name = host.decode() if isinstance(host, bytes) else host
     places = json.loads(os.environ.get(VARIABLE, "{}")).get(name)
     if places is None:

@@ -1,4 +1,4 @@
-"""parcel.py: whatever a chunk holds arrives equal from a worker process, in one block of shared memory."""
+"""parcel.py: any chunk arrives equal from a worker, in one block of shared memory."""
 
 import pickle
 from collections.abc import Callable
@@ -36,7 +36,7 @@ VALUES: list[Any] = [
 
 
 def send(value: Any, into: Any, is_received: Any) -> None:
-    """Pack a value in this process, send it to another, and stay until that has it, as a worker does."""
+    """Pack a value, send it to another process, and stay until that has it."""
     into.put(Parcel.of(value))
     is_received.wait()
 

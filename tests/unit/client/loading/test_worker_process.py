@@ -1,4 +1,4 @@
-"""worker_process.py: memory that is freed stays with the process, within a limit, unless otherwise configured."""
+"""worker_process.py: freed memory stays with the process, within a configurable limit."""
 
 import multiprocessing
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ def kept_when_tuned(freed_bytes: int, value_bytes: int) -> int:
 
 
 def in_a_process(kept: Callable[[int, int], int], freed_bytes: int, value_bytes: int) -> int:
-    """Call a function in a new process, which has nothing of what the tests before this one freed."""
+    """Call a function in a new process, free of what earlier tests released."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(kept, freed_bytes, value_bytes).result()
 

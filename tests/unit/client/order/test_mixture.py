@@ -57,7 +57,7 @@ weightings = st.integers(1, 9).flatmap(
 
 
 def errors(dealt: Dealt, places: list[Place]) -> list[list[Fraction]]:
-    """Return how far each source is ahead of its proportion before each of the places in epoch 0, and at the end."""
+    """Return each source's lead over its proportion at each place of epoch 0 and its end."""
     deal = dealt.deal()
     assert isinstance(deal, MixtureDeal)
     due = deal.layout(0).samples
@@ -71,7 +71,7 @@ def errors(dealt: Dealt, places: list[Place]) -> list[list[Fraction]]:
 
 
 def bound(dealt: Dealt) -> Fraction:
-    """Return the largest error among consecutive samples of one span: 1 of two sources, below 4 of more."""
+    """Return a span's largest error: 1 with two sources, below 4 with more."""
     deal = dealt.deal()
     assert isinstance(deal, MixtureDeal)
     is_pair = sum(map(bool, deal.layout(0).samples)) <= 2
@@ -110,7 +110,7 @@ def test_proportions_hold_in_what_each_former_reader_has_left(
 def test_proportions_hold_in_each_part_of_a_global_batch(
     dealt: Dealt, world_size: int, size: int, spans: int
 ) -> None:
-    """Each span of the epoch gives a batch an equal part: a rank's part of a batch has the errors of all of them."""
+    """Each span of the epoch gives an equal part, so a rank's part sums their errors."""
     deal = ElasticDeal(dealt.deal("pad"), world_size * size * spans, spans)
     for read in shares(deal, dealt.shards, 0, deal.partition(Topology(0, world_size))):
         for first in range(0, len(read), size * spans):
@@ -132,8 +132,7 @@ def test_proportions_hold_in_each_part_of_a_global_batch(
 def test_numbers_are_those_of_the_weights(
     samples: int, weightings: tuple[dict[int, list[float]], list[float]]
 ) -> None:
-    """Over the first 1 to 200 epochs, whatever the weights of each: no rounding adds up, and none
-    is taken back.
+    """No rounding adds up over the first 1 to 200 epochs, whatever the weights of each.
 
     A rare source comes as often as its weight says, also if no epoch alone would have a sample of
     it.

@@ -33,7 +33,7 @@ def dealt_to(share: Share, counts: list[int]) -> RankEpoch:
 
 
 class Given(NamedTuple):
-    """A rank's share, the number of samples of each shard, and the shards of which no one is held."""
+    """A rank's share, the samples in each shard, and the shards of which no one is held."""
 
     share: Share
     counts: list[int]

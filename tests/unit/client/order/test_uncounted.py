@@ -38,7 +38,7 @@ def test_each_shard_is_in_one_share(
 def test_reader_with_a_quota_meets_every_shard_in_its_shares(
     shards: int, shuffle: Shuffle | None, world_size: int
 ) -> None:
-    """In `pass_shares` of them, wherever they begin; and it always has a further one with shards."""
+    """Every shard comes in `pass_shares` shares from any start, and one more has shards."""
     epoch = epochs_of(ShardDeal(shards, shuffle, samples_per_epoch=5), world_size, 0)[-1]
     for first in (0, 3):
         some = range(first, first + epoch.pass_shares)
@@ -51,7 +51,7 @@ def test_reader_with_a_quota_meets_every_shard_in_its_shares(
 def test_shards_of_a_quota_come_equally_often(
     shards: int, shuffle: Shuffle | None, world_size: int
 ) -> None:
-    """To each reader, in as many shares as there are readers, even if there are fewer shards than readers."""
+    """Each reader meets them in as many shares as there are readers, even with few shards."""
     for epoch in epochs_of(ShardDeal(shards, shuffle, samples_per_epoch=5), world_size, 0):
         counts = Counter(chain(*(shards_of(epoch, share) for share in range(world_size))))
         assert set(counts) == set(range(shards))

@@ -1,4 +1,4 @@
-"""bookmark.py: workers of an iteration read one epoch, from where it was left; a look is followed by the same again."""
+"""bookmark.py: an iteration's workers read one epoch from its place, again after a look."""
 
 import copy
 import os
@@ -101,7 +101,7 @@ def from_the_beginning(epoch: int) -> list[Start]:
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -> None:
-    """As StatefulDataLoader does, unknown to the main process: each goes on, and then reads the next epoch."""
+    """Each worker resumes, unknown to the main process, as with StatefulDataLoader."""
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
         worker.load(saved(number), in_worker=True)
@@ -115,7 +115,7 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
 
 
 def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
-    """Persistent workers, which were started before, go on from the state that the main process loads."""
+    """Persistent workers started before go on from the state that the main process loads."""
     workers = forked(bookmark)
     begin(workers, 1)
     bookmark.load([saved(0), saved(1)], in_worker=False)
@@ -134,7 +134,7 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
 
 
 def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> None:
-    """A training loop names the epoch before it reads: the loaded one goes on, any other begins at its beginning."""
+    """The loaded epoch goes on when it is named; any other starts at its beginning."""
     bookmark.load([saved(0), saved(1)], in_worker=False)
     for epoch, starts in ((EPOCH, IN_THE_MIDDLE), (EPOCH + 1, from_the_beginning(EPOCH + 1))):
         bookmark.set_epoch(epoch)
@@ -152,7 +152,7 @@ def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
 
 
 def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:
-    """Number of workers of the last iteration: their positions are not those of the training loop."""
+    """The last iteration's number of workers is known, but not their positions."""
     assert bookmark.workers == 0
     begin(forked(bookmark), 17)
     assert bookmark.workers == 2
@@ -164,7 +164,7 @@ def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:
 
 
 def epochs_of(workers: list[Bookmark], loader: int, order: list[int]) -> list[int]:
-    """Have a loader's workers begin in an order, and read to the end; return the epoch that each reads."""
+    """Start a loader's workers in an order, and return the epoch that each reads."""
     iterations = [join(workers[worker], loader, worker, len(order)) for worker in order]
     for bookmark, iteration in zip(workers, iterations, strict=True):
         bookmark.make_main(iteration)
@@ -181,7 +181,7 @@ def test_counted_iterations_read_one_epoch_after_another(bookmark: Bookmark) -> 
 
 
 def test_workers_that_begin_at_any_time_read_the_same_epoch(bookmark: Bookmark) -> None:
-    """Also when the first has long begun and the last begins late; the iteration after that is another."""
+    """Workers that begin late join the same epoch; the iteration after it is another."""
     workers = forked(bookmark)
     assert epochs_of(workers, 17, [0, 1]) == [0, 0]
     assert epochs_of(workers, 17, [1, 0]) == [1, 1]
@@ -194,7 +194,7 @@ def test_workers_that_begin_at_any_time_read_the_same_epoch(bookmark: Bookmark) 
 def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(
     bookmark: Bookmark,
 ) -> None:
-    """The other has begun its second by then, and a state was loaded: each iteration is one epoch all the same."""
+    """Each iteration is one epoch, even if a state was loaded and the other is ahead."""
     first, late = forked(bookmark)
     for _ in range(2):
         join(first, 17, 0, 2)
@@ -204,7 +204,7 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(
 
 
 def test_iteration_begun_while_another_is_held_reads_the_next_epoch(bookmark: Bookmark) -> None:
-    """The worker of the other one may live or not: a new iterator may be made before the old one is dropped."""
+    """A new iterator may be made before the old one is dropped, with or without its worker."""
     with subprocess.Popen(["sleep", "60"]) as worker:
         join(spawned(bookmark), 17, 0, 1)
         with bookmark.counter.change() as count:
@@ -238,7 +238,7 @@ def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Boo
 
 
 def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on() -> None:
-    """The next epoch or the same again. One that was read to its end needs no agreement, nor does a look."""
+    """The next epoch or the same follows. An iteration read to its end needs no agreement."""
     asked: list[tuple[int, int]] = []
 
     class Again(Epochs):
@@ -280,7 +280,7 @@ def test_an_epoch_that_is_set_holds_for_every_iteration(bookmark: Bookmark) -> N
 
 
 def test_a_loaded_state_is_heard_of_by_workers_that_run(bookmark: Bookmark) -> None:
-    """Those that have yet to begin an iteration join it; the next one resumes, in the seeds of the state."""
+    """Workers yet to begin join the iteration; the next one resumes with the state's seeds."""
     first, second = forked(bookmark)
     join(first, 17, 0, 2)
     bookmark.set_epoch(2)

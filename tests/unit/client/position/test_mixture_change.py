@@ -1,4 +1,4 @@
-"""mixture_change.py: a mixture that changes in mid-epoch, compared with one whose sources are lists of samples."""
+"""mixture_change.py: a mixture that changes in mid-epoch, compared with lists of samples."""
 
 import json
 from collections import Counter
@@ -47,7 +47,7 @@ GLOBAL = 12
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a mixture on some ranks: how many batches it reads before it ends, or the next epoch begins."""
+    """A run of a mixture on ranks: the batches read before it ends or the next epoch begins."""
 
     weights: dict[str, int]
     samples: int
@@ -159,7 +159,7 @@ class Job:
 
 
 class Line:
-    """A source as a list of samples: what is left of former epochs, and then its rounds, from a position on."""
+    """A source as a list of samples: former epochs' rest, then rounds from a position on."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -301,7 +301,7 @@ def padded(own: list[Sample], every: list[list[Sample]], even: Even) -> list[Sam
 
 
 def check_run(job: Job, lines: Lines, batches: int, *, to_end: bool) -> None:
-    """Read some batches, or the whole rest of the epoch, and compare them with those of the lists."""
+    """Read some batches or the rest of the epoch, and compare them with the lists'."""
     shares = lines.shares(job)
     size = job.run.size
     even = job.run.even
@@ -358,7 +358,7 @@ def _connected(drawn: list[Run]) -> list[Run]:
 
 
 def replay(runs: Sequence[Run]) -> Iterator[tuple[Job, Lines]]:
-    """Read one run after another, each from the state of the one before, and yield each with the lists."""
+    """Read runs one after another, each from the last state, and yield each with the lists."""
     lines = Lines()
     state: str | None = None
     for run in runs:
@@ -376,7 +376,7 @@ def replay(runs: Sequence[Run]) -> Iterator[tuple[Job, Lines]]:
 @examples(80)
 @given(runs(even=evens, batch_size=st.integers(1, 5)))
 def test_each_source_goes_on_where_it_was(runs: list[Run]) -> None:
-    """Whatever changes, and however often: weights, sources, samples, ranks, batch sizes, evenness, in any epoch."""
+    """Any changes, however often, leave each source's place: weights, samples, ranks, sizes."""
     for _ in replay(runs):
         pass
 
@@ -407,7 +407,7 @@ def test_batches_of_one_source_go_on_where_they_were(runs: list[Run]) -> None:
 
 
 def check_batches(job: Job, lines: Lines, batches: int, *, to_end: bool) -> None:
-    """Read some global batches, or the whole rest of the epoch, and compare them with those of the lists."""
+    """Read global batches or the rest of the epoch, and compare them with the lists'."""
     layout = job.layout
     lines.names = list(job.run.weights)
     lines.is_mixed = job.run.grouping == "mixed"

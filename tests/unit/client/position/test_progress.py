@@ -1,4 +1,4 @@
-"""progress.py: numbers of batches say exactly what has been read, for any ranks, and what a state may hold."""
+"""progress.py: batch numbers tell exactly what was read, for any ranks, and fit a state."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""staged_state.py: the states of readers whose samples have no numbers go through JSON, and say where all go on."""
+"""staged_state.py: states of readers without sample numbers pass JSON and resume all."""
 
 import json
 from collections import Counter
@@ -114,7 +114,7 @@ def test_a_state_is_small() -> None:
     ids=str,
 )
 def test_invalid_states_are_refused(change: dict[str, Any]) -> None:
-    """One of another format, or one that was damaged, is an error that says so; as is what no reader wrote."""
+    """Another format, damage, or a state that no reader wrote is an error that says so."""
     with pytest.raises(ConfigError, match="the state"):
         StagedState.from_json(state_of(0).to_json() | change)
 
@@ -135,9 +135,7 @@ def test_readers_go_on_where_they_were() -> None:
 
 
 def test_ranks_that_are_in_step_need_one_rank_s_states_alone() -> None:
-    """The same worker of another rank is as far. Which of its samples were given out of order is
-    not known; the last one before these is read again, as it may be repeated.
-    """
+    """The last sample before those given out of order may repeat, so it is read again."""
     mark = Mark(20, group=2, given=3, beyond=7)
     crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
     assert resume_place(crew, Topology(1, 2, 1, 2), counted=True).reached.mark == Mark(
@@ -160,7 +158,7 @@ def test_ranks_between_two_groups_are_divided_anew_by_one_rank_s_states_alone() 
 def test_ranks_within_a_group_are_not_divided_anew_by_one_rank_s_states_alone(
     topology: Topology, stage: str
 ) -> None:
-    """Samples that the others have given of theirs would come again; the error says what to load."""
+    """Samples given by the others would come again, so the error says what to load."""
     mark = Mark(20, group=2, given=3, beyond=7)
     crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
     with pytest.raises(ConfigError, match="load the states of all ranks"):
@@ -168,7 +166,7 @@ def test_ranks_within_a_group_are_not_divided_anew_by_one_rank_s_states_alone(
 
 
 def test_another_stage_makes_other_groups() -> None:
-    """It leaves out what was given, and begins a group at the first place that was not; the readers may be the same."""
+    """A new group omits what was given and begins at the first place that was not."""
     between = [
         state_of(reader, reached=Reached(Mark(20 + reader, group=2)), stage="pack 8")
         for reader in range(4)
@@ -221,7 +219,7 @@ def test_an_epoch_has_ended_if_all_its_readers_have() -> None:
 
 @st.composite
 def moments(draw: st.DrawFn) -> list[tuple[int, int, list[Mark]]]:
-    """Jobs of ranks and workers, and how far each reader comes, with places that it was given beyond that."""
+    """Jobs of ranks and workers, and the progress of each reader, with places beyond it."""
     jobs = []
     for _ in range(draw(st.integers(1, 4))):
         ranks = draw(st.integers(1, 4))

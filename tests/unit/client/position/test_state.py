@@ -75,7 +75,7 @@ def test_states_of_ranks_are_told_from_those_of_readers() -> None:
 def test_a_rank_at_its_end_does_not_speak_for_one_with_a_further_batch(
     drop_last: bool | None,
 ) -> None:
-    """Of 33 samples in batches of 16, the first rank has 16, and the other one more in a short batch."""
+    """The first rank has 16 of 33 samples, and the other has one more in a short batch."""
     deal = SampleDeal([33], None, even=None)
     form = StateForm(DATASET, deal, 16, drop_last=drop_last, seeds={})
     start = Progress(3)
@@ -89,7 +89,7 @@ def test_a_rank_at_its_end_does_not_speak_for_one_with_a_further_batch(
 
 
 def test_workers_at_their_end_do_not_speak_for_a_rank_with_a_further_batch() -> None:
-    """The same of a plain DataLoader's two workers, of which one alone gets a batch of the first rank."""
+    """One of a plain DataLoader's two workers alone gets a batch of the first rank."""
     deal = SampleDeal([33], None, even=None)
     form = StateForm(DATASET, deal, 16, drop_last=None, seeds={})
     start = Progress(3)
@@ -129,7 +129,7 @@ def test_states_of_several_moments_are_refused(other: dict[str, Any]) -> None:
 
 
 def test_a_snapshot_of_an_earlier_moment_is_refused() -> None:
-    """A loader that saves only every few steps leaves out what came since; that would be read twice."""
+    """A state from between two saves leaves out later samples, which would be read twice."""
     with pytest.raises(ConfigError, match="snapshot_every_n_steps") as caught:
         find_states([saved_loader(state_of(0), steps_since_snapshot=2)])
     assert "older" in caught.value.message

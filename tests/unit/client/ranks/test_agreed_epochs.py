@@ -1,4 +1,4 @@
-"""torch_group.py over torch's own store: a rank that looks on its own begins its epoch again, ranks in step go on."""
+"""torch_group.py over torch's own store: a lone look restarts an epoch; ranks go on in step."""
 
 import pickle
 from collections.abc import Callable
@@ -139,7 +139,7 @@ def test_a_loop_that_every_rank_leaves_early(server: TCPStore) -> None:
 
 
 def test_rank_that_looks_after_all_have_left_an_epoch_does_not_wait(server: TCPStore) -> None:
-    """The others may wait for it in a barrier before they begin the next epoch; it begins that one."""
+    """The rank begins the next epoch, since others may wait for it in a barrier."""
     job = ranks(server, IN_VAIN_S)
     for epoch in range(3):
         assert at_once([rank.begin for rank in job]) == [epoch] * WORLD
@@ -150,7 +150,7 @@ def test_rank_that_looks_after_all_have_left_an_epoch_does_not_wait(server: TCPS
 
 @pytest.mark.slow
 def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
-    """As for the shape of a batch: at once, or one rank while the others have yet to begin. None waits in vain."""
+    """All ranks or one alone may look, as for a batch's shape, and none waits in vain."""
     job = ranks(server)
     assert [rank.begin() for rank in job] == [0, 0, 0]
     assert at_once([rank.begin for rank in job]) == [1, 1, 1]
@@ -161,7 +161,7 @@ def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
 
 
 def test_ranks_go_on_where_only_some_have_given_their_last_sample(server: TCPStore) -> None:
-    """A loop that ends a batch early: of one rank the workers were through already. All go on with the next epoch."""
+    """All ranks go on to the next epoch when a loop ends early and one has finished."""
     first, second, third = ranks(server)
     assert [first.read(), second.begin(), third.begin()] == [0, 0, 0]
     assert at_once([second.begin, first.read, third.begin]) == [1, 1, 1]
@@ -196,7 +196,7 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(
 
 
 def test_replicas_leave_an_epoch_with_one_rank_of_each_share(server: TCPStore) -> None:
-    """Four processes read two shares: a loop that all leave early goes on to the next epoch, without a wait."""
+    """Four processes of two shares leave early and go on to the next epoch without a wait."""
     job = [
         Rank(server, process // 2, process=process, processes=4, world_size=2)
         for process in range(4)

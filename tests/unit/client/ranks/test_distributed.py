@@ -125,7 +125,7 @@ def test_ranks_are_unknown_without_torch_distributed() -> None:
 
 
 def test_the_environment_leads_to_the_store(env: pytest.MonkeyPatch, server: TCPStore) -> None:
-    """A launcher's variables name the store, the number of ranks and this one; a single rank needs no store."""
+    """A launcher's variables name the store and the ranks; a single rank needs no store."""
     place = StoreLocator()
     env.setenv("RANK", "1")
     assert place.address() == StoreAddress("127.0.0.1", server.port, WORLD, 1)
@@ -139,7 +139,7 @@ def test_the_environment_leads_to_the_store(env: pytest.MonkeyPatch, server: TCP
 def test_a_process_group_leads_to_its_store(
     server: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever initialised torch.distributed without any variable is found, also by a process it is pickled to."""
+    """torch.distributed initialised without variables is found, even after pickling."""
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     torch.distributed.init_process_group("fake", store=server, rank=1, world_size=2)
     try:
@@ -161,7 +161,7 @@ def test_address_without_listener_is_no_store(server: TCPStore) -> None:
 
 
 def test_a_server_of_another_kind_is_no_store() -> None:
-    """A peer that accepts and then says nothing, for which torch alone waits without limit, is given up in time."""
+    """A peer that accepts and stays silent is given up in time, unlike by torch alone."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RanksError):
         KeyValueStore.connect(
             StoreAddress("127.0.0.1", silent.getsockname()[1], 2), timeout_s=SHORT_S
@@ -184,7 +184,7 @@ def test_jobs_of_other_names_do_not_meet(server: TCPStore, monkeypatch: pytest.M
 def test_all_ranks_get_the_greatest_and_nothing_stays(
     env: pytest.MonkeyPatch, server: TCPStore
 ) -> None:
-    """Each round gives the same number everywhere, whoever comes first, and the store is as empty as before."""
+    """Each round gives the same number everywhere and leaves the store empty."""
     group_of_ranks = group("rounds")
     keys = server.num_keys()
     for number, values in enumerate([(1, 2, 3), (9, 0, 4), (5, 5, 5)]):
@@ -198,7 +198,7 @@ def test_all_ranks_get_the_greatest_and_nothing_stays(
 
 @pytest.mark.slow
 def test_a_missing_rank_is_named(env: pytest.MonkeyPatch) -> None:
-    """Rank 0 gives up in time and says who is missing; whoever waits for its answer is told the same."""
+    """Rank 0 gives up in time and tells all waiting ranks who is missing."""
     first, second, third = group("missing")
     assert all_agree(first, second, third)
     first._timeout_s = PATIENT_S  # only now: connecting may take longer
@@ -226,7 +226,7 @@ def test_ranks_that_ask_for_different_things(env: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_messages_of_an_abandoned_iteration_are_ignored(env: pytest.MonkeyPatch) -> None:
-    """A greeting and a value that nobody took, left by readers that are gone, do not reach those who come after."""
+    """A greeting and a value left by former readers do not reach later ones."""
     with pytest.raises(RankTimeoutError):
         member("again", 1, SHORT_S).greatest("round 0", 99)
     first = member("again", 0)
@@ -240,7 +240,7 @@ def test_messages_of_an_abandoned_iteration_are_ignored(env: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> None:
-    """Two processes read for each of two ranks: whichever meet, all get the greatest, also if they come again."""
+    """Two processes of each of two ranks get the greatest, whichever of them meet."""
     places = [
         StoreLocator(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)
     ]
@@ -280,7 +280,7 @@ def manifest(shards: int = 4, last_version: str = "b", *, counts: bool = True) -
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A url of no other test: datasets are told apart by their urls, and counted in each process."""
+    """A url of no other test, since datasets are counted by urls in each process."""
     yield f"s3://b/{secrets.token_hex(4)}/"
 
 
@@ -302,7 +302,7 @@ def refuse() -> Manifest:
 
 
 def test_restarted_rank_keeps_the_same_manifest(server: TCPStore) -> None:
-    """Rank 0 lists once for all ranks, and the result stays while the store lives, on rank 0 itself, too."""
+    """Rank 0 lists once for all ranks, and the result lasts as long as the store."""
     assert shared(server, 0, manifest) == manifest()
     assert shared(server, 1, refuse) == manifest()
     assert shared(server, 0, lambda: manifest(5)) == manifest()
@@ -329,7 +329,7 @@ def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore) -> None
 def test_restarted_rank_does_not_get_the_error_from_before(
     server: TCPStore, env: pytest.MonkeyPatch
 ) -> None:
-    """It waits for rank 0, although rank 0 has not looked again yet: its error may be gone by now."""
+    """A restarted rank waits until rank 0 looks again, as the error may be gone by now."""
     with pytest.raises(NotFoundError, match="no such bucket"):
         shared(server, 0, refuse, "train/2")
     env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -350,7 +350,7 @@ def test_nodes_that_have_counted_other_numbers_of_restarts_share_a_manifest(
 
 
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
-    """A rank with another version of a shard than the rank that came first is told which shard, and both versions."""
+    """A rank with another version than the first is told the shard and both versions."""
     first, second, third = datasets(url)
     second.compare_manifest(manifest(), counted=True)
     third.compare_manifest(manifest(), counted=True)
@@ -364,7 +364,7 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
 def test_dataset_with_named_ranks_is_not_compared_with_one_without(
     env: pytest.MonkeyPatch, url: str
 ) -> None:
-    """Both are the first dataset of these urls, each among those whose ranks were found or named in the same way."""
+    """Both are the first dataset of these urls among ranks named in the same way."""
     detected = TorchRankGroup(None, [url], 5.0)
     named = TorchRankGroup(Topology(1, WORLD), [url], 5.0)
     detected.compare_options(DealOptions(Shuffle(7)).common_options())
@@ -372,7 +372,7 @@ def test_dataset_with_named_ranks_is_not_compared_with_one_without(
 
 
 def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
-    """Ranks with another seed, or a mixture's other weights, would read some samples twice and others never."""
+    """Ranks with another seed or other weights would repeat some samples and lose others."""
     groups = datasets(url)
     shuffled = DealOptions(Shuffle(7))
     groups[0].compare_options(shuffled.common_options())
@@ -395,7 +395,7 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
 
 @pytest.mark.slow
 def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
-    """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ."""
+    """Ranks that must be equal would wait for each other; others may differ."""
     groups = datasets(url)
     for rank, batch_size in enumerate((1, 8)):
         groups[rank].compare_options(DealOptions(batch_size=batch_size).common_batch_options())
@@ -436,7 +436,7 @@ def test_ranks_that_join_other_shards_get_an_error(env: pytest.MonkeyPatch, url:
 
 
 def test_datasets_are_distinguished_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
-    """The second dataset of the same urls may list other shards, as may one of other urls, on all ranks alike."""
+    """The second dataset of the same urls, or one of others, may list other shards."""
     earlier = datasets(url)[0]
     later = datasets(url)[0]
     other = datasets(url + "x")[0]
@@ -445,7 +445,7 @@ def test_datasets_are_distinguished_by_urls_and_turn(env: pytest.MonkeyPatch, ur
 
 
 def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
-    """A rank whose daemon has counted some of the shards meanwhile reads as one that has counted none."""
+    """A rank whose daemon has counted some shards reads as one that has counted none."""
     first, second, third = datasets(url)
     uncounted = manifest(counts=False)
     first.compare_manifest(uncounted, counted=False)
@@ -455,7 +455,7 @@ def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, ur
 
 
 def test_counts_of_joined_shards_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
-    """Only the first source's samples are dealt; a node may have counted the others' where another has not."""
+    """Only the first source's samples are dealt, so the others' counts may differ."""
     first, second, third = datasets(url)
     counted, uncounted = (
         JoinedManifest("cap.", manifest(counts=counts)) for counts in (True, False)
@@ -468,7 +468,7 @@ def test_counts_of_joined_shards_are_not_compared(env: pytest.MonkeyPatch, url: 
 
 @pytest.mark.slow
 def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None:
-    """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
+    """The new lists count although torchrun's store outlives a restart."""
     first, second, _ = datasets(url)
     first.compare_manifest(manifest(3), counted=True)
     env.setenv("TORCHELASTIC_RESTART_COUNT", "1")

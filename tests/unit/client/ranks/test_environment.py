@@ -36,7 +36,7 @@ def test_ranks_come_from_the_launcher(env: dict[str, str], ranks: Topology) -> N
 
 
 def test_rays_workers_are_not_the_tasks_of_the_step_that_started_ray() -> None:
-    """`srun ray start` leaves its own rank in the environment of each worker; torchrun's may be theirs."""
+    """`srun ray start` leaves its rank in each worker; torchrun's may be the worker's own."""
     worker = {"RAY_JOB_ID": "02000000"}
     assert ranks_of_environment(SRUN | worker, ["/ray/default_worker.py"]) == Topology(0, 1)
     assert ranks_of_environment(SRUN | worker | TORCHRUN, ["/ray/default_worker.py"]) == Topology(

@@ -130,7 +130,7 @@ def test_mesh_and_ranks_exclude_each_other() -> None:
     ],
 )
 def test_mesh_that_divides_a_model_is_found(sizes: dict[str, int], line: str) -> None:
-    """Without mesh and ranks, the error has the line to write; once the mesh is gone, there is none."""
+    """The error has the line to write if neither mesh nor ranks are given."""
     kept = {"deep": [mesh(**sizes)]}
     for _ in range(2):
         with pytest.raises(ConfigError) as caught:
@@ -167,7 +167,7 @@ def test_mesh_in_place_of_one_that_is_gone_is_found() -> None:
     ],
 )
 def test_mesh_of_data_alone_needs_no_argument(sizes: dict[str, int]) -> None:
-    """Ranks that shard parameters or hold other experts have samples of their own, as do those of a flattened mesh."""
+    """Ranks of parameter shards, experts or a flattened mesh have samples of their own."""
     kept = mesh(**sizes)
     RankGroup(None).refuse_resharding()
     assert kept.size() == WORLD

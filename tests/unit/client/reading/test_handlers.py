@@ -21,7 +21,7 @@ THREE = [{"__key__": key, "txt": text} for key, text in (("a", b"1"), ("b", b"tw
     ],
 )
 def test_warnings_have_the_text_and_the_place_of_the_caller(exn: Exception, text: str) -> None:
-    """The whole text of ours, the kind of a foreign error, and the file by which Python's filters tell them apart."""
+    """Our whole text or a foreign error's kind, and the file by which filters tell them."""
     for handler, answer in ((handlers.warn_and_continue, True), (handlers.warn_and_stop, False)):
         with pytest.warns(UserWarning, match=text) as caught:
             assert handler(exn) is answer
@@ -31,7 +31,7 @@ def test_warnings_have_the_text_and_the_place_of_the_caller(exn: Exception, text
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_handlers_work_in_webdatasets_stages(name: str) -> None:
-    """A decoding stage of WebDataset's goes on or stops by our handler as by its own, whatever the error is."""
+    """Our handler continues or stops a decoding stage of WebDataset, whatever the error."""
     ours, theirs = (
         list(
             webdataset.filters.map(

@@ -1,4 +1,4 @@
-"""The drop-in for webdataset.WebDataset: its arguments, and what it refuses before it looks for a daemon."""
+"""The drop-in for webdataset.WebDataset: its arguments, and its refusals before any daemon."""
 
 import importlib
 import inspect
@@ -22,7 +22,7 @@ def own_splitter(shards: Iterable[Any]) -> Iterator[Any]:
 
 
 def test_arguments_are_those_of_webdataset() -> None:
-    """Whatever a script passes, by position or by name, means the same argument, with an equal default."""
+    """An argument by position or by name means the same, with an equal default."""
     theirs = list(inspect.signature(webdataset.WebDataset.__init__).parameters.values())
     ours = list(inspect.signature(WebDataset.__init__).parameters.values())
     assert [p.name for p in ours[: len(theirs)]] == [p.name for p in theirs]

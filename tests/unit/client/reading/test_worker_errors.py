@@ -1,4 +1,4 @@
-"""Errors that cross a DataLoader worker: torch makes them again from their text, and they are whole."""
+"""Errors from a DataLoader worker are whole, though torch makes them from their text."""
 
 import pickle
 import subprocess
@@ -41,7 +41,7 @@ def errors() -> list[ShardcacheError]:
 
 
 class Failing(IterableDataset[int]):
-    """Gives two samples and raises an error, which has another as its cause and is raised while a third is handled."""
+    """Gives two samples and raises an error with a cause while a third is handled."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -55,7 +55,7 @@ class Failing(IterableDataset[int]):
 
 
 def caught_from(loader: Any) -> ShardcacheError:
-    """Return what a loader raises, without the traceback: its frames would keep the loader's workers."""
+    """Return what a loader raises, without the traceback that would keep its workers."""
     try:
         list(loader)
     except ShardcacheError as exn:
@@ -74,8 +74,7 @@ def caught_from(loader: Any) -> ShardcacheError:
     ],
 )
 def test_errors_of_workers_arrive_whole(kind: Any, method: str, number: int) -> None:
-    """With the class, each attribute and the text of the error in the worker, and with its
-    traceback as an attribute.
+    """The worker's error keeps class, attributes and text, and its traceback as an attribute.
 
     What is printed has one remedy, no frame of the worker, and says which worker it was.
     """
@@ -135,7 +134,7 @@ def test_an_error_that_ends_the_program_is_shown(capfd: pytest.CaptureFixture[st
 
 
 def test_a_derived_class_of_another_project_takes_no_place() -> None:
-    """Ray derives a class, with a constructor of its own, from that of an error: errors are not made of it later."""
+    """No error is made of the class that Ray derives, with a constructor of its own."""
 
     class DerivedError(OutdatedError):
         def __init__(self, cause: Exception) -> None:

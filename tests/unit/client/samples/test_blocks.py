@@ -1,4 +1,4 @@
-"""Blocks of tokens cut from the documents of a shard, beside what concatenating and cutting gives."""
+"""Blocks of tokens cut from a shard's documents, checked against concatenating and cutting."""
 
 import re
 from contextlib import closing

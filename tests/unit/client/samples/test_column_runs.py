@@ -64,7 +64,7 @@ def mapped(
 
 
 def test_samples_in_order_are_those_by_number(tmp_path: Path) -> None:
-    """With the fields in the same order, and of the same types; some rows lack values, of which none is made up."""
+    """The fields have the same order and types, and absent values are not made up."""
     rows = [row_of(number) for number in range(COUNT)]
     rows[7]["text"] = rows[500]["int"] = rows[999]["list"] = None
     expected = []
@@ -96,7 +96,7 @@ def test_choice_of_columns_holds(tmp_path: Path) -> None:
 
 
 def test_bad_sample_among_others_is_an_error_of_its_own(tmp_path: Path) -> None:
-    """A key that is none, and a text that was damaged in the cache: the samples before them are read."""
+    """Samples before an invalid key or a text damaged in the cache are read."""
     rows = [row_of(number) | {"__key__": f"key {number}"} for number in range(COUNT)]
     rows[150]["__key__"] = ""
     path = tmp_path / "a.arrow"

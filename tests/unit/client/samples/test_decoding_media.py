@@ -60,7 +60,7 @@ def clip(*options: str) -> bytes:
 
 
 def raw_frames() -> torch.Tensor:
-    """Return the frames of the clip as the ffmpeg program decodes them: time x height x width x 3."""
+    """Return the clip's frames as ffmpeg decodes them: time x height x width x 3."""
     command = (
         "ffmpeg",
         "-loglevel",
@@ -104,7 +104,7 @@ def test_a_video_passes_to_another_process() -> None:
 
 @pytest.mark.parametrize("name", ["tone.wav", "tone.flac"])
 def test_sound_is_decoded_as_a_whole(name: str) -> None:
-    """Channels x samples of floats from -1 to 1, at the rate of the recording; `torch_audio` as a pair."""
+    """Sound is channels x samples from -1 to 1 at its own rate; `torch_audio` is a pair."""
     samples = decoder("audio")(media(name, "-ac", "2"))
     assert samples.sample_rate == RATE
     assert tuple(samples.data.shape) == (2, RATE * SECONDS)
@@ -118,7 +118,7 @@ def test_sound_is_decoded_as_a_whole(name: str) -> None:
 
 
 def test_torch_video_is_what_webdatasets_function_returns() -> None:
-    """Frames as time x height x width x channels, sound and rates; without sound, an empty tensor."""
+    """Frames are time x height x width x channels; missing sound is an empty tensor."""
     frames, sound, rates = decoder("torch_video")(clip())
     assert torch.equal(frames, raw_frames())
     assert tuple(sound.shape) == (1, RATE * SECONDS)

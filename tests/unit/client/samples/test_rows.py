@@ -1,4 +1,4 @@
-"""Samples of a shard of lines, which are decoded at once if their fields are small: the same values either way."""
+"""Samples of lines, decoded at once if their fields are small, with the same values."""
 
 import json
 from array import array
@@ -63,7 +63,7 @@ def mapped(
 def test_values_are_those_of_json(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[tuple[str, Any]]]
 ) -> None:
-    """Of small and large fields, of fields that come twice, in order and by number; keys and urls are the sample's."""
+    """Small, large and repeated fields agree, in order and by number, in each sample."""
     lines = [line_of(pairs, f"key {number}") for number, pairs in enumerate(rows)]
     expected = [json.loads(line) | {"__url__": URL} for line in lines]
     with closing(mapped(tmp_path_factory.mktemp("rows") / "a.jsonl", lines)) as shard:
@@ -83,7 +83,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("large", [0, len(LARGE)])
 def test_field_that_comes_twice_keeps_its_first_place(tmp_path: Path, large: int) -> None:
-    """As with `json.loads`: in file order, by number, and of lines so large that each value is decoded by itself."""
+    """Repeated fields act as with `json.loads`, in order, by number, and for large lines."""
     lines = [line.replace("2", json.dumps("x" * large)) for line in ORDERS for _ in range(3)]
     values = [json.loads(line) for line in lines]
     orders = [["__key__", "__url__", *order] for order in ORDERS.values() for _ in range(3)]
@@ -97,7 +97,7 @@ def test_field_that_comes_twice_keeps_its_first_place(tmp_path: Path, large: int
 
 
 def test_choice_of_fields_holds_for_small_ones(tmp_path: Path) -> None:
-    """Fields that are not read, and those of which the bytes are wanted, are what they are for large ones."""
+    """Fields unread or wanted as bytes are as they are for large ones."""
     lines = ['{"a": 1, "b": "2"}', '{"a": 3, "b": "%s"}' % ("x" * 2000)]
     with closing(
         mapped(tmp_path / "a.jsonl", lines, View(reads=lambda name: name == "a"))
@@ -132,7 +132,7 @@ def test_damaged_value_names_its_field(tmp_path: Path) -> None:
 
 
 def test_odd_lines_among_others_are_what_json_gives(tmp_path: Path) -> None:
-    """Lines are decoded together: empty ones and objects, blanks, either end of line, escapes, large fields, faults."""
+    """Lines decoded together may be empty, blank, escaped, large or faulty."""
     odd = [
         "",
         " ",
@@ -189,7 +189,7 @@ def test_damaged_line_among_others_is_the_error_of_its_sample(
 def test_forged_places_of_fields_are_damage(
     tmp_path: Path, table: str, at: int, value: int, text: str
 ) -> None:
-    """They lead nobody outside of the shard: places that are not needed are not checked until they are."""
+    """Forged places lead nobody outside the shard, and are checked only when needed."""
 
     def forge(samples: tables.Samples) -> None:
         numbers: array[int] = getattr(samples, table)

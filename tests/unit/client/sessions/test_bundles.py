@@ -1,4 +1,4 @@
-"""Many ranges by one message, to a daemon that takes that, and message by message to one that does not."""
+"""Many ranges by one message, or message by message to a daemon that takes no others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def session_with(path: Path, script: Script) -> Iterator[tuple[Session, Heard]]:
-    """Serve by a script; yield a session that has declared a plan of ranges, and what is heard of it."""
+    """Serve by a script; yield a session with a declared plan of ranges, and what it says."""
     with scripted(path, script) as heard:
         session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience())
         session.declare(PLAN)
@@ -74,7 +74,7 @@ def leased(message: Json) -> tuple[int, int, int]:
 
 
 def test_ranges_are_requested_by_one_message(path: Path) -> None:
-    """With the need of the first; the grants come by one, and the releases go with the next requests."""
+    """The first range's need goes along; releases go with the next requests."""
 
     def script(peer: Peer) -> None:
         begin(peer, bundles=True)
@@ -146,7 +146,7 @@ def test_releases_go_out_before_a_wait(path: Path) -> None:
 
 
 def test_granted_range_needs_no_need(path: Path) -> None:
-    """A range that was requested ahead, and came before it was waited for, costs no further message."""
+    """A range that came before it was waited for costs no further message."""
 
     def script(peer: Peer) -> None:
         begin(peer, bundles=True)

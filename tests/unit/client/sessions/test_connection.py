@@ -1,4 +1,4 @@
-"""connection.py and websocket.py: what a client makes of whatever answers, or does not, at the socket."""
+"""connection.py and websocket.py: a client's view of whatever answers at the socket."""
 
 import gc
 import json
@@ -92,7 +92,7 @@ def test_connection_waits_for_its_turn_in_a_full_backlog(path: Path) -> None:
 
 
 def test_sending_in_a_forked_child_is_a_lost_connection(path: Path) -> None:
-    """A file that a worker inherited is closed there: its release goes nowhere, and fails nothing else."""
+    """A worker's inherited file closes in the child, and its release fails nothing else."""
     with scripted(path, welcomed()), closing(DaemonConnection(path, READER, soon())) as connection:
         child = os.fork()
         if child == 0:
@@ -138,7 +138,7 @@ def test_a_socket_that_is_not_ours(path: Path) -> None:
 
 
 def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
-    """Messages before the goodbye arrive, then the goodbye, though nobody is there to take an answer to it."""
+    """Messages and the goodbye arrive, though nobody is there to take an answer."""
     left = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -158,7 +158,7 @@ def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
 
 
 def test_message_of_an_object_that_is_collected_with_its_connection_is_lost(path: Path) -> None:
-    """The collector closes the socket first: for the sender the connection is broken, as if the daemon had left."""
+    """The collector closes the socket first, so the sender finds a broken connection."""
     errors = []
 
     class Holder:
@@ -268,7 +268,7 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
 
 
 def test_answers_are_received_while_requests_are_sent(path: Path) -> None:
-    """A daemon that takes no further requests until its answers are read does not hold up the sender."""
+    """A daemon that takes no requests until its answers are read does not block the sender."""
     number = 64
     padding = "x" * 64 * 1024
 
@@ -307,7 +307,7 @@ def test_a_daemon_that_leaves(path: Path) -> None:
     ],
 )
 def test_noise_is_a_protocol_error(path: Path, message: str, said: str) -> None:
-    """A message that is no JSON, or whose id is no number, is named as such, not taken for a lost connection."""
+    """A message without JSON or with a wrong id is named, not taken for a lost connection."""
     with scripted(path, welcomed(lambda peer: peer.websocket.send(message))):
         connection = DaemonConnection(path, READER, soon())
         with pytest.raises(ProtocolError, match=said):

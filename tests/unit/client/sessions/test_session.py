@@ -154,7 +154,7 @@ def test_more_of_a_shard_from_before_a_break_is_not_asked_for(path: Path) -> Non
 
 
 def test_leases_are_taken_again_after_a_break(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """From the oldest in hand on the plan is sent, and each is asked for, the newest first; what is ahead stays so."""
+    """The plan is sent from the oldest lease on, and each is requested, the newest first."""
 
     def second(peer: Peer) -> None:
         asked = [peer.hear() for _ in range(4)]
@@ -192,8 +192,7 @@ def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A line in the log has the daemon's reason after a while, then the error has it, with the
-    shard and the remedy.
+    """The log has the daemon's reason after a while, then the error, with shard and remedy.
 
     The next wait asks over a new connection, without the lost shard.
     """
@@ -240,7 +239,7 @@ def unknown(peer: Peer) -> None:
     "steps", [(refused(CapacityError("raise its")),), (unknown, unknown, accepted, unknown)]
 )
 def test_a_plan_that_is_refused(path: Path, steps: tuple[Step, ...]) -> None:
-    """The daemon's verdict on a plan is raised, not asked for again; so is that it forgets what it was just sent."""
+    """A refusal or an instant loss of a plan is raised, not asked for again."""
     with pytest.raises(CapacityError, match="raise its"), session_with(path, welcomed(*steps)):
         pass
 
@@ -269,7 +268,7 @@ def sends_a_piece(session: Session, heard: list[Json]) -> int:
 
 
 def test_long_plan_is_sent_in_pieces_apart_from_the_shards(path: Path) -> None:
-    """Only the first piece comes before the first shard is asked for; each further one is answered before the next."""
+    """Only the first piece precedes the first request; each further one waits for an answer."""
     with session_with(path, begun(granted(1), accepted, accepted), plan=LONG) as (session, heard):
         session.wait(session.lease(0))
         eventually(lambda: sends_a_piece(session, heard) == 2)
@@ -282,7 +281,7 @@ def test_long_plan_is_sent_in_pieces_apart_from_the_shards(path: Path) -> None:
 
 
 def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> None:
-    """A connection that breaks between two pieces leaves no gap: the next daemon hears all that is still to be read."""
+    """A break between two pieces leaves no gap: the next daemon hears all of the rest."""
     scripts = (
         begun(granted(1), Peer.hear, Peer.hear, stays=False),
         begun(granted(1), accepted, accepted),
@@ -303,7 +302,7 @@ def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> Non
 
 
 def test_plan_is_resent_as_far_as_there_are_leases_after_a_break(path: Path) -> None:
-    """A shard that stayed in hand for thousands of others does not keep the newest from being asked for."""
+    """A shard kept for thousands of others does not stop requests for the newest."""
     scripts = begun(granted(1), Peer.hear, stays=False), begun(accepted, granted(1), granted(2))
     with session_with(path, *scripts, plan=LONG) as (session, heard):
         in_hand = session.lease(10)
@@ -316,7 +315,7 @@ def test_plan_is_resent_as_far_as_there_are_leases_after_a_break(path: Path) -> 
 
 
 def test_piece_that_is_not_accepted_holds_up_no_reader(path: Path) -> None:
-    """While the daemon has not accepted a piece of the plan, shards are granted, and no further piece is sent."""
+    """Shards are granted while the daemon accepts no piece, and no further piece is sent."""
     with session_with(path, begun(Peer.hear, granted(1)), plan=LONG) as (session, heard):
         session.extend()
         session.extend()

@@ -1,4 +1,4 @@
-"""session.py against a model: whatever its daemon does, a reader holds the shards that it asked for, and no others."""
+"""session.py against a model: a reader holds just the shards it asked for, come what may."""
 
 import json
 import random
@@ -49,8 +49,7 @@ class Fault(Enum):
 
 
 class FlakyDaemon:
-    """A daemon that keeps a reader's plan and leases as a real one does, but for the faults that it
-    is given.
+    """A daemon that keeps a reader's plan and leases really, except for given faults.
 
     Attributes:
         faults: one for each message to come; there are none when these are used up.
@@ -317,7 +316,7 @@ class Reader:
             del self.leases[lease]
 
     def check(self) -> None:
-        """Once the daemon is well, and the reader has noticed what broke: both know the same leases, and the plan."""
+        """Check that reader and daemon know the same leases and plan after recovery."""
         self._daemon.faults.clear()
         if self._position == self._plan.reads:
             self.begin_an_epoch()
@@ -343,7 +342,7 @@ class Reader:
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))]
 )
 def test_reader_holds_the_shards_that_it_asked_for(seed: int, tmp_path: Path) -> None:
-    """Whatever it asks, waits for and gives back, and wherever its daemon is late, breaks off, restarts or fails."""
+    """Any requests, waits and releases keep this true through all of the daemon's faults."""
     path = tmp_path / "s.sock"
     # The reason of a wait is asked for soon, and with it come the answers that are late.
     patience = Patience(GUARD_S, first_report_s=0.01, next_report_s=0.01)

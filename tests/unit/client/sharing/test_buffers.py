@@ -1,4 +1,4 @@
-"""buffer.py: what goes anywhere `bytes` go, copies nothing, and stays right whatever is made of it."""
+"""buffer.py: what replaces `bytes` anywhere, copies nothing, and stays right."""
 
 import io
 import mmap
@@ -54,7 +54,7 @@ def collating() -> Iterator[None]:
 
 @read_only_is_fine
 def test_buffers_go_where_bytes_go(value: Buffer) -> None:
-    """torch, numpy, streams, memoryviews and `bytes` itself see the very bytes; torch and numpy without a copy."""
+    """torch, numpy, streams and memoryviews see the bytes, the first two without a copy."""
     expected = CONTENT[512:1536]
     assert bytes(value) == io.BytesIO(value).read() == memoryview(value).tobytes() == expected
     assert len(value) == len(expected)
@@ -100,7 +100,7 @@ AS_BYTES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", AS_BYTES)
 @pytest.mark.parametrize("content", [b"17", b"0", b" 2.5\n", b"", b"seven", bytes(5000)])
 def test_buffers_convert_and_compare_as_bytes_do(content: bytes, name: str) -> None:
-    """The same result, or the same kind of error, for whatever a decoder does with bytes; never a byte's number."""
+    """Results or kinds of error are the same for all that a decoder does with bytes."""
 
     def outcome(value: Any) -> Any:
         try:
@@ -130,8 +130,8 @@ def test_small_members_are_bytes(mapped: mmap.mmap) -> None:
     values = ValuesBySize(mapped, Buffer.over(mapped))
     small = values[5 : 5 + MIN_BUFFER_BYTES - 1]
     large = values[5 : 5 + MIN_BUFFER_BYTES]
-    assert type(small) == bytes
-    assert type(large) == Buffer
+    assert type(small) is bytes
+    assert type(large) is Buffer
     assert large == CONTENT[5 : 5 + MIN_BUFFER_BYTES]
     assert large.startswith(small)  # type: ignore[union-attr]
     assert values[7:7] == b""
@@ -148,7 +148,7 @@ def test_small_members_are_bytes(mapped: mmap.mmap) -> None:
 def test_extensions_are_judged_once_per_shard(
     extensions: set[str] | None, expected: list[Form]
 ) -> None:
-    """Only an extension with members of both kinds is decided member by member; others, and one without any, never."""
+    """Only an extension with members of both kinds is decided member by member."""
     tables = Samples(extensions=["jpg", "cls", "json", "txt"])
     for extension, size_bytes in [
         (0, MIN_BUFFER_BYTES),

@@ -1,4 +1,4 @@
-"""epoch_counter.py: a count that a trainer shares with its workers alone, whole at any moment, and leaves nothing."""
+"""epoch_counter.py: a count shared with workers alone, always whole, that leaves nothing."""
 
 import copy
 import multiprocessing
@@ -108,7 +108,7 @@ def _count(counter: EpochCounter) -> None:
 
 
 def test_threads_change_it_one_at_a_time_and_read_concurrently() -> None:
-    """Nor is anything lost that several threads of one process note, and who reads finds whole notes."""
+    """No note of several threads is lost, and readers find whole notes."""
     counter = EpochCounter()
     with ThreadPoolExecutor(4) as pool:
         edits = [pool.submit(_count, counter) for _ in range(3)]
@@ -120,7 +120,7 @@ def test_threads_change_it_one_at_a_time_and_read_concurrently() -> None:
 
 @pytest.mark.slow
 def test_a_fork_in_the_middle_of_an_edit() -> None:
-    """A child that is forked while another thread edits has whole notes, and neither waits for the other's lock."""
+    """A child forked during an edit has whole notes, and waits for no lock of its parent."""
     counter = EpochCounter(in_worker=everywhere)
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_count_once, args=(counter,)) for _ in range(CHILDREN)]
@@ -170,7 +170,7 @@ while True:
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_CC, reason="cc is missing")
 def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
-    """Before, in the middle of and after a write: the notes are those of one edit, and others go on with them."""
+    """A kill at any moment leaves the notes of one edit, and others go on with them."""
     counter = EpochCounter(in_worker=everywhere)
     shim = Shim(tmp_path / "control", Path("/memfd:shardcache-epochs (deleted)"))
     changes = 0

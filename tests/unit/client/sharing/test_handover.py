@@ -1,4 +1,4 @@
-"""handover.py: bytes cross to a relative as references, and the sender knows when they have arrived."""
+"""handover.py: bytes cross to a relative as references, and the sender hears of it."""
 
 import mmap
 import multiprocessing
@@ -73,7 +73,7 @@ class Lender:
         return data
 
     def odd_views(self) -> list[bytes]:
-        """Cut slices of slices, small and empty ones and others that are no run of bytes; return what they hold."""
+        """Cut slices of slices, small, empty and scattered ones; return what they hold."""
         value: Any = self._loan.whole()[1000:90_000]
         self._values = [
             value,
@@ -146,7 +146,7 @@ class Sender:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_relative_gets_references(shard: Path, method: str) -> None:
-    """However the worker was started: the message is small, the bytes are right, and both see it settled."""
+    """The message is small, the bytes are right, and both see it settled."""
     with Sender(Handover(), shard, method) as sender:
         sender.cut(0)
         assert not sender.settled()
@@ -160,7 +160,7 @@ def test_a_relative_gets_references(shard: Path, method: str) -> None:
 
 
 def test_the_bytes_are_those_of_one_map(shard: Path) -> None:
-    """Two messages of one shard, or of two workers, share the receiver's map; with the last value it goes."""
+    """Messages of one shard share the receiver's map, which goes with the last value."""
     handover = Handover()
     with Sender(handover, shard) as one, Sender(handover, shard) as other:
         messages = [one.message(0), one.message(5), other.message(7)]
@@ -197,7 +197,7 @@ def test_every_message_counts_and_none_twice(shard: Path) -> None:
 
 
 def test_samples_in_transit_outlive_their_lease(shard: Path) -> None:
-    """A borrower may be gone, as at the end of an epoch: the map goes when it has arrived, and somebody asks."""
+    """The map outlives the borrower and goes once it has arrived and somebody asks."""
     with Sender(Handover(), shard) as sender:
         message = sender.message(0)
         sender.forget()
@@ -255,7 +255,7 @@ def in_child(function: Callable[[], Any]) -> Iterator[Any]:
 
 
 def test_late_receipt_for_a_dead_worker_is_harmless(shard: Path) -> None:
-    """The next worker takes the dead one's place among the receipts, and waits for its own alone."""
+    """The next worker takes the dead one's place, and waits for its own receipt alone."""
     handover = Handover()
     with Sender(handover, shard) as dead:
         late = dead.message(0)
@@ -269,7 +269,7 @@ def test_late_receipt_for_a_dead_worker_is_harmless(shard: Path) -> None:
 
 
 def test_process_outside_the_handover_gets_an_error(shard: Path) -> None:
-    """A process that the dataset never came to cannot hand in a receipt; the error says what to send instead."""
+    """The error says what to send, as an outside process cannot hand in a receipt."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as stranger:
         stranger.submit(int).result()  # it is started before there is a dataset
         with Sender(Handover(), shard) as sender:
@@ -280,7 +280,7 @@ def test_process_outside_the_handover_gets_an_error(shard: Path) -> None:
 
 @pytest.mark.parametrize("replaced", first_quick([False, True]))
 def test_file_that_is_not_there_is_reported(shard: Path, replaced: bool) -> None:
-    """As in another mount namespace: the error names shard and remedy, and no other file is read in its place."""
+    """The error names shard and remedy, and no other file is read instead."""
     with Sender(Handover(), shard) as sender:
         message = sender.message(0)
         shard.rename(shard.with_name("other.tar"))
@@ -293,7 +293,7 @@ def test_file_that_is_not_there_is_reported(shard: Path, replaced: bool) -> None
 
 
 def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
-    """A worker's `pickle.dumps` needs neither the file nor the family, and no receipt is waited for."""
+    """A worker's `pickle.dumps` needs neither file nor family, and no receipt."""
     with Sender(Handover(), shard) as sender:
         sender.cut(0)
         data = sender.pickled_elsewhere()
@@ -309,7 +309,7 @@ def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
 def test_the_process_that_made_it_sends_bytes(
     shard: Path, again: Callable[[Handover], Handover]
 ) -> None:
-    """Nobody is known to follow a reference from here; so the lease may go at once, and the values keep the map."""
+    """Nobody follows references from here, so the lease may go and the values keep the map."""
     loan = lend(again(Handover()), shard)
     value = loan.whole()[5:PIECE_BYTES]
     assert loan.is_settled()
@@ -322,7 +322,7 @@ def test_the_process_that_made_it_sends_bytes(
 
 
 def test_slices_of_slices_and_odd_views_arrive_right(shard: Path) -> None:
-    """A view that is no run of bytes goes by value among references, and so do small and empty ones."""
+    """Views that are no run of bytes go by value, as small and empty ones do."""
     with Sender(Handover(), shard) as sender:
         expected = sender.odd_views()
         message = sender.message()
@@ -335,7 +335,7 @@ def test_slices_of_slices_and_odd_views_arrive_right(shard: Path) -> None:
 
 
 def test_freed_place_starts_over() -> None:
-    """However many are sent, only as many places are taken as there are under way; an old receipt changes nothing."""
+    """Only places under way are taken, and an old receipt changes nothing."""
     acks = Acks()
     cells = set()
     for _ in range(100):
@@ -350,7 +350,7 @@ def test_freed_place_starts_over() -> None:
 
 
 def test_the_places_are_kept_whatever_else_is_closed() -> None:
-    """The kernel's lock is not lost with another descriptor of the same file, as a process's own locks would be."""
+    """The kernel's lock survives the closing of another descriptor of the same file."""
     acks = Acks()
     ours = acks.expect()
     for fd in memfds():

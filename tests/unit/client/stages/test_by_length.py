@@ -1,4 +1,4 @@
-"""Batches by length: few and bounded, equally many on all ranks, each sample once, and no batch twice on resuming."""
+"""Batches by length: few and bounded, equal on all ranks, and each once on resuming."""
 
 import json
 import logging
@@ -37,8 +37,7 @@ Batch = list[dict[str, Any]]
 
 
 class Reader:
-    """One reader's epoch, or its rest: batches of samples `{"__key__": number, "length": ...}` of
-    one shard.
+    """A reader's epoch, or its rest: batches of `{"__key__": number, "length": ...}`.
 
     Attributes:
         passed: number of places that were read.
@@ -107,7 +106,7 @@ class Table:
 
 
 def train(ranks: list[list[Reader]], steps: int | None = None) -> list[list[Batch]]:
-    """Return the batches of each rank, which takes them from its readers in turn as a DataLoader does."""
+    """Return each rank's batches, taken from its readers in turn as a DataLoader does."""
     step = threading.Barrier(len(ranks))
 
     def rank(readers: list[Reader]) -> list[Batch]:
@@ -194,7 +193,7 @@ def keys(ranks: list[list[Batch]]) -> list[int]:
 
 
 def spread(count: int, longest: int = 30) -> list[int]:
-    """Return lengths of which each job of this file makes buffers that need different numbers of batches."""
+    """Return lengths that fill each job's buffers with different numbers of batches."""
     draw = Random(count)
     return [draw.randint(1, longest) for _ in range(count)]
 
@@ -208,7 +207,7 @@ numbers_of_readers = st.tuples(st.integers(1, 3), st.integers(1, 2))
 def test_ranks_in_step_get_equally_many_batches_and_each_sample_once(
     lengths: list[int], readers: tuple[int, int], sort_buffer: int
 ) -> None:
-    """Whatever the lengths, no rank waits in vain, all end at the same step, and no padded size is above the bound."""
+    """Any lengths end all ranks at the same step, with no padded size above the bound."""
     lengths = lengths * readers[0] * readers[1]
     ranks = train(job(lengths, *readers, sort_buffer=sort_buffer))
     assert len({len(batches) for batches in ranks}) == 1
@@ -241,7 +240,7 @@ def test_job_resumes_with_the_very_next_batch(
     left_out: set[int],
     data: st.DataObject,
 ) -> None:
-    """From the states behind any step the same ranks and workers get exactly the batches that were left."""
+    """States behind any step give the same ranks and workers exactly the rest."""
     options: dict[str, Any] = {"sort_buffer": sort_buffer, "left_out": sorted(left_out)}
     try:
         whole = train(job(lengths, *readers, **options))
@@ -269,7 +268,7 @@ def test_rank_whose_samples_have_ended_resumes_with_what_it_repeats(steps: int) 
 
 @pytest.mark.parametrize("rank", first_quick([0, 1]))
 def test_the_state_of_one_rank_is_enough_for_all(rank: int) -> None:
-    """Ranks take their batches together, so from the state of one alone each goes on with its own next batch."""
+    """Each rank goes on from one state, as ranks take batches together."""
     whole = train(job(spread(120), 2, 1))
     for steps in range(len(whole[0]) + 1):
         begun, going_on = stopped(job(spread(120), 2, 1), steps)
@@ -298,7 +297,7 @@ def test_rank_without_a_sample_for_the_last_buffer_resumes_from_the_state_of_ano
 def test_other_readers_see_what_is_left_exactly_once(
     lengths: list[int], readers: tuple[int, int], others: tuple[int, int], data: st.DataObject
 ) -> None:
-    """With other numbers of ranks and workers, each sample that was in no batch comes, buffers begun included."""
+    """Other ranks and workers get each sample that was in no batch."""
     assume(readers != others)
     lengths = lengths * readers[0] * readers[1]
     begun, going_on = stopped(job(lengths, *readers), data.draw(st.integers(0, 20)))
@@ -327,7 +326,7 @@ def test_other_ranks_repeat_nothing_given_the_state_of_one() -> None:
 
 
 def test_batches_of_a_step_are_of_like_length_on_all_ranks() -> None:
-    """The order is shuffled, by the same permutation everywhere, and another in every buffer and epoch."""
+    """All ranks use the same permutation, new in every buffer and epoch."""
     ranks = train(job(spread(400), 2, 1, sort_buffer=100))
     longest = [[max(map(length, batch)) for batch in batches] for batches in ranks]
     assert all(abs(one - other) <= 3 for one, other in zip(*longest, strict=True))
@@ -343,7 +342,7 @@ def test_batches_of_a_step_are_of_like_length_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("taken", range(4))
 def test_run_of_too_long_samples_does_not_end_the_epoch(taken: int) -> None:
-    """Longer than the buffer, at the start or later; and a run that was stopped continues behind it."""
+    """A run longer than the buffer, at any place, continues behind it after a stop."""
     sizes = [61] * 25 + [40, 41] + [61] * 45 + [42, 43]
     begun = single(sizes, on_error=ignore_and_continue)
     batches = list(islice(begun, taken))
@@ -352,7 +351,7 @@ def test_run_of_too_long_samples_does_not_end_the_epoch(taken: int) -> None:
 
 
 def test_samples_that_are_too_long_go_to_the_handler(caplog: pytest.LogCaptureFixture) -> None:
-    """It raises and names the sample, or is left out and counted, or ends the epoch, as `on_error` says."""
+    """It raises, leaves the sample out and counts it, or ends the epoch, as `on_error` says."""
     sizes = [5, 6, MAX_TOKENS + 1, 7]
     with pytest.raises(SampleError, match="sample 2 has length 61, more than max_tokens=60"):
         list(single(sizes))
@@ -387,7 +386,7 @@ def test_lengths_of_numpy_are_whole_numbers() -> None:
 def test_ranks_stay_equal_whatever_is_left_out(
     long: range, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank with hardly a sample, or none, for a buffer repeats one, and says how many; the others lose nothing."""
+    """A rank short of samples for a buffer repeats one and counts it; others lose nothing."""
     sizes = [50] * 60
     for number in long:
         sizes[10 + number] = MAX_TOKENS + 1
@@ -425,7 +424,7 @@ def test_a_state_is_small_and_holds_no_sample() -> None:
 
 
 def test_reading_ahead_ends_at_a_buffer() -> None:
-    """Memory is bounded: the next buffer fills as this one empties, so both together never hold more than one does."""
+    """The next buffer fills as this one empties, so both never hold more than one does."""
     reader = single(spread(500), sort_buffer=50)
     given_out = 0
     for batch in reader:

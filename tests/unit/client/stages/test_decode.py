@@ -138,7 +138,7 @@ def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_name_alone_decodes_by_extension() -> None:
-    """Images as named, other known extensions as webdataset does, the rest and pickles stay bytes."""
+    """Images are as named, others as in webdataset; the rest and pickles stay bytes."""
     pipeline = Pipeline.of("rgb8", None, "error")
     unpickled = pickle.dumps(1)
     members = {
@@ -166,7 +166,7 @@ VALUES = {
     "npz": saved(lambda file: np.savez(file, x=np.arange(3))),
     "bin": bytes(range(256)),
 }
-"""A member of each extension that webdataset decodes without another package, and one that it does not know."""
+"""A member of each extension that webdataset decodes by itself, and an unknown one."""
 
 
 def webdatasets(**members: bytes) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def webdatasets(**members: bytes) -> dict[str, Any]:
 def test_members_are_decoded_by_extension_as_webdataset_does(
     extension: str, compress: Callable[[bytes], bytes] | None
 ) -> None:
-    """Also behind a prefix, and compressed: of what it does not know, the decompressed bytes are left."""
+    """Prefixes and compression make no difference; unknown members are decompressed."""
     data = bytes(VALUES[extension])
     name = f"left.{extension}"
     if compress is not None:
@@ -217,7 +217,7 @@ def test_images_of_rarer_formats_are_decoded_by_extension(kind: str) -> None:
 
 
 def test_an_image_that_is_compressed_is_decoded() -> None:
-    """Its extension before `.gz` says that it is one; `.gz` alone says nothing, and is decompressed."""
+    """The extension before `.gz` decides; `.gz` alone is only decompressed."""
     members = {"png.gz": gzip.compress(picture()), "gz": gzip.compress(b"x")}
     np.testing.assert_equal(
         Pipeline.of("rgb8", None, "error")(sample(**members)), webdatasets(**members)
@@ -244,7 +244,7 @@ def test_damaged_members_are_errors_as_with_webdataset(extension: str, damage: s
 
 
 def test_a_decoder_in_a_table_is_given_the_decompressed_member() -> None:
-    """If it is given by name; a type and a function get the bytes of the shard, as webdataset's handlers do not."""
+    """A named decoder gets it so; types and functions get the shard's bytes."""
     data = gzip.compress(b"[1]")
     for spec, value in (("json", [1]), ("text", "[1]"), (bytes, data), (gzip.decompress, b"[1]")):
         assert (
@@ -275,7 +275,7 @@ def test_a_decoder_need_not_be_hashable() -> None:
 def test_an_alternative_is_decoded_by_the_extension_that_the_sample_has(
     members: tuple[str, ...], extension: str, by_name: bool
 ) -> None:
-    """Not by the name under which it comes: a dataset may have compressed members and plain ones."""
+    """The alternative's own name does not count, so compression may differ by sample."""
     name = members[0].partition(";")[0]
     data = gzip.compress(b"[1]") if extension == "json.gz" else b"[1]"
     decode = {name: "json"} if by_name else "rgb8"
@@ -335,7 +335,7 @@ def test_a_missing_member_is_compared_with_those_of_the_shard(wanted: str, remed
 
 
 def test_each_sample_has_its_own_default() -> None:
-    """Changing one in place, as augmentation does, changes neither the next sample's nor the argument."""
+    """A change in place affects neither the next sample's nor the argument."""
     default: dict[str, list[int]] = {"boxes": []}
     pipeline = Pipeline.of(None, ("boxes",), default)
     one = pipeline(sample())

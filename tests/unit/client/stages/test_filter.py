@@ -1,4 +1,4 @@
-"""Predicates of users on single samples: what they refuse is left out, what they raise names their own line."""
+"""Users' predicates on samples: refusals are left out, errors name their own line."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Functions of users on single samples: what they return is yielded, what they raise names sample and line."""
+"""Users' functions on samples: results are yielded, errors name sample and line."""
 
 from typing import Any
 

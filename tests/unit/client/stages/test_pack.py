@@ -1,4 +1,4 @@
-"""The stage of `pack`: equally many blocks on all ranks, each sample once, and resumed exactly by anyone."""
+"""The `pack` stage: equal blocks on all ranks, each sample once, resumed exactly."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +122,7 @@ def test_ranks_resume_with_the_very_next_block(ranks: list[list[int]], data: st.
 @examples(100)
 @given(several, st.data())
 def test_marks_say_which_samples_are_left(ranks: list[list[int]], data: st.DataObject) -> None:
-    """Those at or after its place, without the bits beyond it, are exactly those that were in no block."""
+    """Samples left are those from its place on, without the bits beyond it."""
     whole = together(ranks)
     taken = data.draw(st.integers(1, len(whole[0])))
 

@@ -1,4 +1,4 @@
-"""Rows of tables as odd and damaged files have them: the same values as Python's own readers give, or a typed error."""
+"""Rows of odd and damaged tables: the values of Python's readers, or a typed error."""
 
 import bz2
 import gzip

@@ -23,7 +23,7 @@ def written(folder: Path, rows: Iterable[tuple[str, int]]) -> tuple[RowIndex, Ro
 
 @pytest.mark.parametrize("count", [0, 1, 300, 33_000])
 def test_each_key_has_its_own_row(tmp_path: Path, count: int) -> None:
-    """In tables of no rows, of a few, and of so many that a bucket has several groups; other keys have none."""
+    """Tables without rows, with few, or with many groups in a bucket hold no other keys."""
     keys = [f"a “{number}”" for number in range(count)]
     index, counts = written(tmp_path, zip(keys, range(count), strict=True))
     assert counts == RowCounts(count, 0)
@@ -42,7 +42,7 @@ def test_rows_with_one_key_are_found_in_the_order_of_the_file(tmp_path: Path) ->
 
 
 def test_keys_with_the_same_bits_in_the_index_are_told_apart(tmp_path: Path) -> None:
-    """Two keys whose hashes begin with the same 28 bits, which are all that a small table has of them."""
+    """Two keys share the first 28 bits of their hashes, all that a small table has."""
     seen: dict[int, str] = {}
     for number in range(1_000_000):
         beginning = row_index._hash_of(str(number)) >> 36

@@ -165,7 +165,7 @@ def test_leaves_that_cannot_be_decoded_say_what_to_do(encoding: str) -> None:
 
 
 def test_rows_in_place_of_a_chunk_are_refused(tmp_path: Path) -> None:
-    """Only this program's own rows are read as such: those of others may be compressed, to any size."""
+    """Only this program's own rows are read, as others may be compressed to any size."""
     path = tmp_path / "chunk-0-0.bin"
     path.write_bytes(b"\xff" * 64)
     with pytest.raises(CorruptShardError, match="not a chunk"):

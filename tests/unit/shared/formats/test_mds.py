@@ -1,4 +1,4 @@
-"""MDS shards, sound and damaged: their samples, or an error with the place; never bytes that are not theirs."""
+"""MDS shards, sound and damaged: their samples or a located error, never foreign bytes."""
 
 import json
 from pathlib import Path

@@ -182,7 +182,7 @@ def test_stream_that_is_damaged_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_small_file_that_decodes_to_gigabytes_is_refused(tmp_path: Path) -> None:
-    """The process that decodes it may not take the node's memory: 8 GiB in a batch, of a file of a kilobyte."""
+    """8 GiB in a batch of a kilobyte's file may not take the node's memory."""
     path = tmp_path / "a.parquet"
     repeated = pa.DictionaryArray.from_arrays(
         pa.array([0] * 512, pa.int32()), pa.array([bytes(16 << 20)])

@@ -1,4 +1,4 @@
-"""TFRecord and ArrayRecord files that Google's own libraries have written; tests/data/formats/make_records.py."""
+"""TFRecord and ArrayRecord files of Google's libraries: tests/data/formats/make_records.py."""
 
 import lzma
 import struct
@@ -76,7 +76,7 @@ def test_file_of_tensorflow_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["zstd", "groups", "plain"])
 def test_file_of_array_record_is_read(tmp_path: Path, name: str) -> None:
-    """Records in chunks of their own and in groups, compressed and not, across the headers of blocks."""
+    """Records in chunks of their own and in groups, compressed or not, are read."""
     path = written(tmp_path / "a.array_record", f"{name}.array_record")
     assert path.stat().st_size >= 2 * 64 * 1024
     assert read(ARRAY_RECORD, path) == EXAMPLES
@@ -139,7 +139,7 @@ def riegeli_blocks(*chunks: bytes) -> bytes:
 
 
 def array_record_file(path: Path, chunk: bytes, records: int) -> Path:
-    """Write a chunk of a block at most, and around it what makes a file that has `records` of them."""
+    """Write a chunk of one block at most, within a file that has `records` of them."""
     count = b"\x18" + varint_of(records)
     footer = b"\x0a" + varint_of(len(count)) + count
     postscript = b"\x08" + varint_of(65_536) + b"\x10" + varint_of(0x71930E704FDAE05E)
@@ -170,7 +170,7 @@ def test_chunk_of_more_records_than_the_file_has_gives_none(tmp_path: Path) -> N
 
 
 def test_large_record_passes_through_little_memory(tmp_path: Path) -> None:
-    """It is copied piece by piece, by the daemon, in which several files may be copied at the same time."""
+    """The daemon copies it piece by piece, perhaps with several files at once."""
     size_bytes = 64_000_000
     chunk = riegeli_chunk(1, compressed(varint_of(size_bytes)), compressed(bytes(size_bytes)), b"z")
     path = array_record_file(tmp_path / "a.array_record", chunk, 1)
@@ -211,7 +211,7 @@ def test_buffers_that_lie_are_damage(
 
 @pytest.mark.slow
 def test_damage_is_a_shard_error(tmp_path: Path) -> None:
-    """A changed byte of what is around records is an error of the file or of a sample, and no other."""
+    """A changed byte around records is an error of the file or of a sample."""
     whole = written(tmp_path / "a.array_record", "plain.array_record").read_bytes()
     path = tmp_path / "damaged.array_record"
     for at in [*range(64, 200), *range(len(whole) - 65_536, len(whole) - 65_536 + 120)]:

@@ -94,7 +94,7 @@ def test_numbers_have_types_of_tensorflow() -> None:
 
 
 def test_only_strings_of_bytes_are_ranges_of_the_file(tmp_path: Path) -> None:
-    """Such members, images mostly, are read without a copy; in a column with others they are decoded."""
+    """Members like images are read without a copy; mixed columns are decoded."""
     alike = {"image": ("bytes_list", [b"jpeg"]), "names": ("bytes_list", [b"a"])}
     other = {"image": ("bytes_list", [b"png"]), "names": ("bytes_list", [b"a", b"b"])}
     data = framed(example(alike), example(other))

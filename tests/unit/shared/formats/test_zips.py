@@ -73,7 +73,7 @@ def indexed(path: Path, data: bytes) -> Samples:
 def test_stored_members_are_ranges(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], comment: bytes, prefix: bytes
 ) -> None:
-    """Members of a sample belong together wherever they lie; a zip may have a comment, and data before it."""
+    """A sample's members belong together anywhere; a comment or data before may exist."""
     data = prefix + zipped(files, comment=comment)
     path = tmp_path_factory.mktemp("zips") / "a.zip"
     assert rows_of(indexed(path, data), data) == expected(files)
@@ -123,7 +123,7 @@ def test_zip64_record_may_have_numbers_that_fit_without_it(tmp_path: Path) -> No
 
 
 def test_locator_at_the_beginning_of_a_file_is_a_shard_error(tmp_path: Path) -> None:
-    """There is no room for the zip64 record before it, although the file begins with the signature of one."""
+    """The zip64 record has no room before it, although the signature of one is there."""
     short = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 2**16 - 1, 2**16 - 1, 2**32 - 1, 2**32 - 1, 0)
     locator = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)
     with pytest.raises(CorruptShardError, match="not where it should be"):
@@ -191,7 +191,7 @@ def test_members_that_share_bytes_are_an_error(tmp_path: Path) -> None:
 
 
 def with_long_end(entries: int, size_bytes: int, start: int) -> bytes:
-    """Return a zip of one member whose zip64 record says other things of its directory than are so, by what it adds."""
+    """Return a zip of one member with a zip64 record that is wrong by what it adds."""
     data = zipped({"a.txt": b"x"})
     begin = data.index(b"PK\1\2")
     end = data.index(b"PK\5\6")
@@ -250,7 +250,7 @@ def test_name_with_a_nul_is_an_error(tmp_path: Path) -> None:
 def test_damage_is_a_shard_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever bytes have changed, or are missing, nothing else is raised, and no offset is out of bounds."""
+    """Changed or missing bytes raise nothing else, and no offset is out of bounds."""
     whole = bytearray(
         zipped({"a.txt": b"abc", "a.jpg": b"x" * 300, "b.txt": b""}, zipfile.ZIP_DEFLATED)
     )

@@ -1,4 +1,4 @@
-"""Hard links in a tar: members with the content of an earlier file, as the standard library's tarfile finds it."""
+"""Hard links in a tar: members with an earlier file's content, as tarfile finds it."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def contents(path: Path) -> list[tuple[str, bytes | None]]:
 
 
 def by_tarfile(path: Path) -> list[tuple[str, bytes | None]]:
-    """Return name and content of each file and hard link; None for one whose file tarfile does not find."""
+    """Return name and content of each file and hard link; None if tarfile finds none."""
     found: list[tuple[str, bytes | None]] = []
     with tarfile.open(path) as tar:
         for info in tar.getmembers():
@@ -81,7 +81,7 @@ def test_links_lead_where_tarfile_follows_them(
     rows: list[tuple[str, bytes, str, bytes]],
     format_: int,
 ) -> None:
-    """To the last file of that path before the link, through other links, by long names, in each format."""
+    """Links lead to the path's last file before them, through links and long names."""
     if format_ == tarfile.USTAR_FORMAT:
         rows = [row for row in rows if LONG not in row[0] + row[2]]
     path = tmp_path_factory.getbasetemp() / "links.tar"
@@ -105,7 +105,7 @@ def test_links_of_gnu_tar_are_resolved(tmp_path: Path, path: Path, format_: str)
 
 
 def test_link_to_nothing_is_a_fault_of_its_sample(path: Path) -> None:
-    """To a file that is not in the tar, or comes later: the error names member and sample, others are usable."""
+    """The error names member and sample if the file is missing or later; others work."""
     lost = special("a.jpg", tarfile.LNKTYPE, "elsewhere.jpg")
     early = special("b.jpg", tarfile.LNKTYPE, "c.jpg")
     path.write_bytes(pack([(lost, b""), ("a.cls", b"0"), (early, b""), ("c.jpg", b"image")]))
@@ -126,7 +126,7 @@ def test_link_to_a_sparse_file_is_sparse(path: Path) -> None:
 
 
 def test_link_that_gives_a_size_has_no_bytes_of_its_own(path: Path) -> None:
-    """Some writers repeat the file's size in the link's header; as in tarfile, the next header follows at once."""
+    """A size repeated in the link's header means no bytes, as in tarfile."""
     path.write_bytes(
         archive(member(b"a.jpg", b"image"), header(b"b.jpg", 5000, b"1", fields={157: b"a.jpg"}))
     )
@@ -134,7 +134,7 @@ def test_link_that_gives_a_size_has_no_bytes_of_its_own(path: Path) -> None:
 
 
 def test_link_is_resolved_as_the_tar_arrives(path: Path) -> None:
-    """By the bytes that have arrived alone, behind global records and extended headers of its own."""
+    """The bytes that have arrived suffice, behind global records and extended headers."""
     parts = (
         records(("comment", "of no interest"), kind=b"g"),
         member(b"a.jpg", b"image" * 300),
@@ -159,7 +159,7 @@ def test_first_member_may_be_a_link(path: Path) -> None:
 
 
 def test_lines_are_not_linked(path: Path) -> None:
-    """A thousand links to one member of lines would be a thousand times its samples, and its time."""
+    """A thousand links to one member of lines would multiply its samples and its time."""
     lines = member(b"__lines__/0.json", b"{}\n{}\n")
     path.write_bytes(
         archive(lines, header(b"__lines__/9.json", 0, b"1", fields={157: b"__lines__/0.json"}))

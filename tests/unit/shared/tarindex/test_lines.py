@@ -58,7 +58,7 @@ def split(data: bytes, step_bytes: int, max_lines: int = 1000) -> list[tuple[byt
     st.integers(1, 9),
 )
 def test_each_line_is_a_sample(lines: list[bytes], ends: bool, step_bytes: int) -> None:
-    """However it is read, with or without a line feed at the end; empty lines are counted, and left out."""
+    """Every way of reading agrees; empty lines are counted and left out."""
     data = b"\n".join(lines) + b"\n" * ends
     expected = [(b"%04d.txt" % number, line) for number, line in enumerate(lines, 98) if line]
     assert split(data, step_bytes) == expected

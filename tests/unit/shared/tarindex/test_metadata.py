@@ -1,4 +1,4 @@
-"""Metadata of samples: read out of one member of each, kept in the rows of a table, found in its entries."""
+"""Metadata of samples: read from one member each, kept in rows, found in entries."""
 
 import json
 import pickle
@@ -43,7 +43,7 @@ def read(
     ids=["all of it", "some fields"],
 )
 def test_rows_keep_metadata_in_pieces(tmp_path: Path, member: str, kept: list[Any]) -> None:
-    """An entry's is the object, or the fields that are named; empty for a sample without the member."""
+    """An entry has the object or the named fields, and is empty without the member."""
     first = json.dumps({"a": 1, "b": [None, "é"]}).encode()
     tables, found = read(
         tmp_path, [{"jpg": b"1", "json": first}, {"jpg": b"2"}, {"json": b" {}\n"}] * 700, member

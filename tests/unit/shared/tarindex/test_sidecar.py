@@ -90,7 +90,7 @@ def test_any_other_length_is_noticed(sidecar: Path) -> None:
 def test_numbers_that_lead_astray_are_refused(
     tar: Path, sidecar: Path, table: str, at: int, value: object
 ) -> None:
-    """A forged sidecar with right checksums cannot make a reader slice outside of the tar or the tables."""
+    """A forged sidecar with right checksums leads no reader outside the tar or tables."""
     samples = index_tar(tar, URL)
     getattr(samples, table)[at] = value
     write(sidecar, {"size_bytes": tar.stat().st_size}, samples)
@@ -101,7 +101,7 @@ def test_numbers_that_lead_astray_are_refused(
 @pytest.mark.parametrize("count", [8192, 8193, 20_000])
 @pytest.mark.parametrize("start", [1, 1 << 63, (1 << 64) - 1])
 def test_one_bad_number_among_thousands_is_refused(tmp_path: Path, count: int, start: int) -> None:
-    """Wherever it is: numbers are compared by the thousand. Equal ones are as good as smaller ones."""
+    """Numbers are compared by the thousand, and equal ones are as good as smaller ones."""
     sidecar = tmp_path / "shard.idx"
 
     def opened(starts: "array[int]") -> int:
@@ -179,7 +179,6 @@ def test_offsets_of_any_size_fit(sidecar: Path) -> None:
     )
     write(sidecar, {"size_bytes": 1 << 41}, samples)
     index = TarIndex.open(sidecar)
-    # fmt: skip
     assert index.starts[0] == 1 << 40
     assert index.ends[0] == (1 << 40) + 7
     assert key_of(index, 0) == "\udcffkey"

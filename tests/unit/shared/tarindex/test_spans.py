@@ -1,4 +1,4 @@
-"""Spans of samples in their tars: what a row of a table says of them, and the samples read by it alone."""
+"""Spans of samples in tars: what a table's row says, and the samples read by it alone."""
 
 import io
 import json

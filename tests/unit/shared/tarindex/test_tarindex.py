@@ -1,4 +1,4 @@
-"""The walk over a tar's headers, against the standard library's tarfile, and what it says of damaged files."""
+"""The walk over a tar's headers, against tarfile, and what it says of damaged files."""
 
 import io
 import os
@@ -67,7 +67,7 @@ def cuts(path: Path, data: bytes, stop: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_members_and_offsets_beyond_8_gib(path: Path, format_: Literal[1, 2]) -> None:
-    """Base-256 sizes and PAX sizes: a 9 GiB member (a hole on disk) is passed over, what follows it is found."""
+    """Base-256 and PAX sizes: a 9 GiB member is passed over, and the next one found."""
     huge = tarfile.TarInfo("1.bin")
     huge.size = 9 << 30
     head = huge.tobuf(format_)
@@ -96,7 +96,7 @@ def test_a_checksum_over_signed_bytes_is_right_too(path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
 def test_sparse_members_are_faults_and_disturb_no_other(tmp_path: Path, path: Path) -> None:
-    """A sparse member's bytes lie nowhere in one piece: its sample says so, those around it are whole."""
+    """A sparse member's bytes are not in one piece: its sample says so, others are whole."""
     (tmp_path / "1.jpg").write_bytes(b"before")
     with open(tmp_path / "2.bin", "wb") as file:
         for piece in range(40):  # more than the header's own table holds
@@ -152,7 +152,7 @@ def test_a_cut_at_a_member_boundary_says_how_it_is_judged(path: Path) -> None:
 
 @pytest.mark.parametrize("name", TRAILING_DATA)
 def test_data_after_the_end_are_refused(path: Path, name: str) -> None:
-    """Anything but zeros behind the first block of zeros may be samples; the error names the first byte of it."""
+    """Anything but zeros behind the end may be samples; the error names its first byte."""
     data, offset = TRAILING_DATA[name]
     path.write_bytes(data)
     with pytest.raises(TrailingDataError, match=f"data follows at byte {offset}, ") as caught:
@@ -166,7 +166,7 @@ def test_data_after_the_end_are_refused(path: Path, name: str) -> None:
 
 
 def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
-    """A hole of 4 KiB at each block: an error, or as many samples as before, some of whose bytes are zeros."""
+    """A 4 KiB hole at any block is an error, or keeps all samples with zeros in some."""
     data = make_tar([{"__key__": f"{number}", "bin": b"x" * 3000} for number in range(6)])
     end = boundaries(data)[-1]
     for at in range(0, end, 512):
@@ -194,7 +194,7 @@ WHOLE = [
 def test_damage_anywhere_never_leads_astray(
     tmp_path_factory: pytest.TempPathFactory, whole: bytes, damage: list[tuple[int, int]]
 ) -> None:
-    """Whatever bytes change, the walk ends in a typed error or in spans that lie within the file."""
+    """Any changed bytes end in a typed error or in spans that lie within the file."""
     data = bytearray(whole)
     for at, byte in damage:
         data[at] = byte
@@ -211,7 +211,7 @@ def test_damage_anywhere_never_leads_astray(
 
 
 def endless(head: bytes, again: Callable[[int], bytes], times: int) -> Tar:
-    """Return a tar that is made as it is read: a beginning, then `times` times a piece of one size, then the end."""
+    """Return a tar made as it is read: a beginning, `times` pieces of one size, the end."""
     piece_bytes = len(again(0))
     size_bytes = len(head) + times * piece_bytes + 1024
 
@@ -227,7 +227,7 @@ def endless(head: bytes, again: Callable[[int], bytes], times: int) -> Tar:
 
 @pytest.mark.slow
 def test_unneeded_records_are_not_kept() -> None:
-    """A header with 200,000 records before 100,000 members costs each of them nothing; it took a quarter of an hour."""
+    """200,000 records in a header cost the next 100,000 members nothing."""
     records = b"".join(b"19 comment%06d=x\n" % number for number in range(200_000))
     head = header(b"pax_global_header", len(records), b"g") + padded(records)
     tar = endless(head, lambda number: header(b"%06d.txt" % number, 0, b"0"), 100_000)
@@ -250,7 +250,7 @@ def test_extended_headers_without_end_are_read_once_each() -> None:
 
 @pytest.mark.parametrize(("size_bytes", "refused"), [(4096, False), (4097, True)])
 def test_a_name_for_all_members_is_short(size_bytes: int, refused: bool) -> None:
-    """A global header's name is every member's; one of megabytes would make gigabytes of index out of a small tar."""
+    """A global header's long name would make gigabytes of index out of a small tar."""
     name = b"a" * (size_bytes - 4) + b".jpg"
     record = b" path=" + name + b"\n"
     record = b"%d%s" % (len(record) + 4, record)

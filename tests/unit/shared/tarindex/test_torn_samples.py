@@ -36,7 +36,7 @@ def torn_member(rows: list[tuple[str, str]]) -> int | None:
 def test_torn_samples_are_those_whose_key_comes_again_with_other_members(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
 ) -> None:
-    """However many samples there are before, between and behind; the first one is named with its byte."""
+    """Any number of samples may be around them; the first is named with its byte."""
     path = tmp_path_factory.getbasetemp() / "torn.tar"
     path.write_bytes(pack([(f"{key}.{extension}", b"1") for key, extension in rows]))
     number = torn_member(rows)

@@ -59,8 +59,7 @@ def check_epoch(read: list[list[Place]], cut: Partition, due: Counter[Place]) ->
 def test_every_sample_once_whatever_the_topology(
     dealt: Dealt, cuts: list[Partition], epoch: int, step: int
 ) -> None:
-    """One shard for a thousand readers, empty shards, fewer samples than ranks: nothing lost or
-    repeated.
+    """Nothing is lost or repeated with many readers, empty shards or few samples.
 
     From whatever step, mixed or not, and again and again, other readers read what is left of the
     epoch.
@@ -83,7 +82,7 @@ def test_every_sample_once_whatever_the_topology(
 
 
 def test_two_epochs_differ_and_one_repeats() -> None:
-    """Another order of shards and of samples in each epoch, the same one each time for the same seed."""
+    """Shards and samples have another order in each epoch, fixed by the seed."""
     counts = [30] * 10
     cut = Partition(4)
     read = [everybody(counts, Shuffle(seed=3), epoch, cut) for epoch in (0, 1, 0)]
@@ -92,13 +91,13 @@ def test_two_epochs_differ_and_one_repeats() -> None:
 
 
 def test_the_order_is_pinned() -> None:
-    """In every process, whatever its hash seed, this is the order, and it stays so in later releases."""
+    """Every process has this order, whatever its hash seed, and so have later releases."""
     read = everybody([7, 0, 31, 12, 5], Shuffle(11, 3, 2), 5, Partition(4, "pad", 4))
     assert hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16] == "07f9833ea21b8586"
 
 
 def test_nodes_keep_their_shards() -> None:
-    """With as many canonical nodes as nodes, a node meets almost only shards that it has met in every epoch."""
+    """A node meets almost only shards of its own with as many canonical nodes as nodes."""
     counts = [40 + shard % 7 for shard in range(64)]
     cut = Partition(4)
     grouped = Shuffle(seed=1, groups=4)
@@ -126,7 +125,7 @@ def test_nodes_keep_their_shards() -> None:
 
 
 def test_a_reader_needs_only_its_own_part_of_the_epoch() -> None:
-    """Mixing does not reach beyond a reader's span: it has at most one shard more than its samples fill."""
+    """A reader has at most one shard more than its samples fill, despite mixing."""
     for reader in everybody([100] * 32, Shuffle(seed=2), 0, Partition(8)):
         assert len({shard for shard, _ in reader}) <= 5
 
@@ -147,7 +146,7 @@ def shards_of(deal: ShardDeal, epoch: int, reader: Topology) -> list[int]:
 
 
 def test_ranks_without_counts_are_refused_at_the_start() -> None:
-    """Rather than found hanging at the end; unless something says how many samples there are, or that it is all one."""
+    """Ranks are refused before they hang, unless something gives the number of samples."""
     ranks = Topology(0, 2)
     with pytest.raises(ConfigError, match="shardcache index"):
         check_even(ShardDeal(10), ranks)
@@ -159,7 +158,7 @@ def test_ranks_without_counts_are_refused_at_the_start() -> None:
 
 
 def test_seeds_of_a_mixture_do_not_reseed_a_dataset() -> None:
-    """A state of a mixture, loaded into a dataset of a drawn seed, is refused as of another dataset, not a KeyError."""
+    """A mixture's state is refused as of another dataset, without a KeyError."""
     drawn = DealOptions(Shuffle(seed=1))
     assert drawn.reseeded({"web": 5}) == drawn
     assert drawn.reseeded({"": 5}) == DealOptions(Shuffle(seed=5))

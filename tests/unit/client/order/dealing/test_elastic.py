@@ -1,4 +1,4 @@
-"""ElasticDeal: global batches for any number of ranks, compared with batches cut from written-out spans."""
+"""ElasticDeal: global batches for any ranks, compared with batches cut from spans."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -95,7 +95,7 @@ def elastics(draw: st.DrawFn) -> Elastic:
 def test_global_batches_are_the_same_for_any_job(
     elastic: Elastic, ranks: int, epoch: int, taken: int
 ) -> None:
-    """Sample by sample, whatever the ranks: those cut from the spans, from any number of them on."""
+    """Batches equal those cut from the spans, sample by sample, for any number of ranks."""
     taken %= elastic.deal.batches_in(0) + 1
     assert elastic.read(epoch, ranks, taken) == elastic.batches(epoch)[taken:]
 
@@ -121,7 +121,7 @@ def test_a_batch_that_was_begun_is_read_on_by_the_same_ranks_alone() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 6])
 def test_samples_of_a_batch_of_one_source_have_different_substitutes(world_size: int) -> None:
-    """Each begins at the sample itself, in its own source, whichever rank reads it: no batch repeats one substitute."""
+    """Substitutes begin at the sample itself, whichever rank reads it, so none repeats."""
     sources = (source("a", [40, 40]), source("b", [40]))
     batches = GlobalBatches(12, spans=2, drop=False)
     weights = weights_of(None, sources)

@@ -49,7 +49,7 @@ def test_every_sample_comes_once(sizes: list[int], window: int) -> None:
 def test_any_stretch_is_read_without_what_comes_before(
     sizes: list[int], window: int, data: st.DataObject
 ) -> None:
-    """A leg between two places of a mix gives what lies between them, from no other pieces than it says."""
+    """A leg between two places of a mix reads exactly what lies between, from its pieces."""
     mix = mix_of(sizes, window)
     assume(len(mix))
     start = data.draw(st.integers(0, len(mix) - 1))

@@ -24,7 +24,7 @@ def shards_in(number: int, shuffle: Shuffle, counts: list[int]) -> list[int]:
 
 
 def test_the_order_of_shards_is_pinned() -> None:
-    """A run that goes on under another release, machine or Python finds the order that it began with."""
+    """A run keeps its order under another release, machine or Python."""
     assert shards_in(0, Shuffle(7), [1] * 12) == [3, 6, 5, 0, 7, 8, 1, 10, 2, 4, 9, 11]
     assert shards_in(1, Shuffle(7), [1] * 12) == [11, 2, 0, 6, 9, 5, 7, 4, 10, 3, 8, 1]
     assert shards_in(1, Shuffle(-8), [1] * 12) == [1, 0, 10, 8, 2, 9, 7, 11, 4, 3, 5, 6]
@@ -40,7 +40,7 @@ def test_the_order_of_shards_is_pinned() -> None:
 def test_groups_stay_the_same_and_are_equally_heavy(
     counts: list[int], groups: int, seed: int
 ) -> None:
-    """Where a group should end, or at most a shard from there, all rounds have met the same shards."""
+    """All rounds have met the same shards at each group's end, or a shard from there."""
     rounds = [shards_in(number, Shuffle(seed, groups=groups), counts) for number in range(4)]
     ends = [
         end
@@ -55,7 +55,7 @@ def test_groups_stay_the_same_and_are_equally_heavy(
 @examples(40)
 @given(st.integers(0, 3000), st.text(st.characters(codec="utf-8")))
 def test_a_permutation_is_the_documented_one(size: int, key: str) -> None:
-    """Sorted by random numbers, in whichever way: an epoch that was begun with another version goes on in its order."""
+    """A sort by random numbers is the order; an epoch keeps it under another version."""
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     source = random.Random(int.from_bytes(digest, "little"))
     as_documented = [

@@ -1,4 +1,4 @@
-"""rounds.py: an endless sequence of rounds, each with every shard once, and the parts of it that epochs are."""
+"""rounds.py: an endless sequence of rounds with every shard once, and epochs' parts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def samples_of(order: Order, start: int, stop: int, counts: list[int]) -> list[S
 def test_any_interval_is_a_part_of_the_whole(
     counts: list[int], shuffle: Shuffle | None, data: st.DataObject
 ) -> None:
-    """An interval reads the same wherever it was cut, over the ends of rounds, too; a round has every sample once."""
+    """An interval reads the same wherever it was cut, over the ends of rounds, too."""
     order = Order(counts, shuffle)
     size = sum(counts)
     start = data.draw(st.integers(0, 3 * size))

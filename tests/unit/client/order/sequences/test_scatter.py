@@ -25,7 +25,7 @@ def test_bijection_has_each_number_once(size: int, key: str) -> None:
 def test_any_part_of_a_bijection_is_found_by_itself(
     size: int, key: str, data: st.DataObject
 ) -> None:
-    """One by one as in a row, which numpy finds if there are enough: of more samples than any list could hold."""
+    """A part is the same one by one or in a row by numpy, of more samples than a list holds."""
     bijection = Bijection(size, key)
     start = data.draw(st.integers(0, size - 1))
     stop = min(size, start + 50)
@@ -63,7 +63,7 @@ def test_bijection_stays_the_same() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_each_order_of_few_samples_is_as_likely_as_any_other(size: int) -> None:
-    """Of 200 keys an order, by chi-square: a fixed sample of keys, whose figure is the same in each run."""
+    """A chi-square test over 200 keys per order; the fixed sample makes it repeatable."""
     orders = list(permutations(range(size)))
     keys = 200 * len(orders)
     found = Counter(tuple(Bijection(size, f"{key}").between(0, size)) for key in range(keys))

@@ -35,7 +35,7 @@ def test_any_place_is_found_without_those_before_it(samples: list[int]) -> None:
 
 
 def worst(samples: list[int]) -> tuple[Fraction, Fraction]:
-    """Return the greatest error of any lane's number among the first places, and among the places of any window."""
+    """Return the greatest error of a lane's count among the first places and any window."""
     turns = turns_of(samples)
     total = sum(samples)
     errors = [0]
@@ -50,7 +50,7 @@ def worst(samples: list[int]) -> tuple[Fraction, Fraction]:
 
 @given(sizes)
 def test_every_window_has_the_proportions(samples: list[int]) -> None:
-    """The error stays below 2 after any place, and below 4 in any window; half a sample and one with two lanes."""
+    """The error stays below 2 after any place and below 4 in any window."""
     error, spread = worst(samples)
     assert error < 2
     assert spread < 4

@@ -1,4 +1,4 @@
-"""manifest.py: which samples of each shard a selection chooses, how selections combine, and plans in pieces."""
+"""manifest.py: the samples that a selection chooses, combinations, plans in pieces."""
 
 import pickle
 from array import array
@@ -48,7 +48,7 @@ def numbers(counts: list[int], choices: Choices) -> list[int]:
 def test_a_split_has_every_sample_once(
     counts: list[int], fractions: list[float], seed: int, by: By
 ) -> None:
-    """Sizes are right to a sample, of the whole and nearly so of each shard; or to a shard, and shards stay whole."""
+    """Sizes are right to a sample, or to a shard if shards stay whole."""
     try:
         parts = split(counts, fractions, seed, by)
     except ConfigError as exn:
@@ -117,7 +117,7 @@ def test_choices_within_choices(counts: list[int], data: st.DataObject) -> None:
 
 
 def test_other_samples_are_another_dataset() -> None:
-    """States of a selection fit no other of the same size, nor the whole; manifests have the same shards."""
+    """States fit no other selection of the same size, nor the whole."""
     whole = manifest([4, 4])
     first = whole.select(subset([4, 4], [0, 5]))
     second = whole.select(subset([4, 4], [1, 5]))

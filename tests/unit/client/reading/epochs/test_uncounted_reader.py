@@ -1,4 +1,4 @@
-"""Samples of shards that are not counted, through a loader: where an epoch continues, and what is lost of it."""
+"""Samples of uncounted shards through a loader: where an epoch continues, what is lost."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 class Shards:
-    """Shards of a folder, read as by the only rank that is asked of several, so that they stay uncounted."""
+    """Shards of a folder, read by one rank of several, so that they stay uncounted."""
 
     def __init__(self, daemon: Daemon, folder: Path, counts: list[int], **options: Any) -> None:
         self._daemon = daemon
@@ -38,7 +38,7 @@ class Shards:
     def loader(
         self, state: object = None, *, kept: Kept | None = None, size: int = 1, **options: Any
     ) -> Any:
-        """Return a loader of lists of keys of the samples that are kept, from a state if there is one."""
+        """Return a loader of lists of the kept samples' keys, from a state if there is one."""
         chosen = {"rank": 0, "world_size": 2} | self._options | options
         dataset: ShardDataset[Any] = ShardDataset(self._urls, socket=self._daemon.socket, **chosen)
         if kept is not None:
@@ -67,7 +67,7 @@ class Shards:
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 1, 3])
 def test_each_sample_comes_once_over_all_ranks(daemon: Daemon, tmp_path: Path, window: int) -> None:
-    """In two epochs of other orders, if they are shuffled, with empty shards and more ranks than shards."""
+    """Two epochs lose and repeat nothing, with empty shards and more ranks than shards."""
     counts = [5, 0, 9, 1, 4]
     shards = Shards(daemon, tmp_path / "d", counts, shuffle_window=window)
     for world_size in (2, 7):
@@ -80,7 +80,7 @@ def test_each_sample_comes_once_over_all_ranks(daemon: Daemon, tmp_path: Path, w
 def test_every_place_is_followed_by_the_next(
     daemon: Daemon, tmp_path: Path, window: int, lost: int | None
 ) -> None:
-    """Of a run that is interrupted after each sample, also while a shard is lost that is among those being mixed."""
+    """A run interrupted after each sample goes on, even while a mixed shard is lost."""
     shards = Shards(
         daemon, tmp_path / "d", [5, 0, 4, 1, 6], shuffle_window=window, on_error=ignore_and_continue
     )
@@ -97,7 +97,7 @@ def test_every_place_is_followed_by_the_next(
 def test_quota_is_filled_by_further_shares_from_any_place(
     daemon: Daemon, tmp_path: Path, window: int, kept: int, size: int
 ) -> None:
-    """Of `samples_per_epoch`, though the rest of a share has no sample: an empty shard is no pass over all of them."""
+    """An empty rest of a share is no full pass, so `samples_per_epoch` is still filled."""
 
     def is_kept(sample: dict[str, Any]) -> bool:
         return int(sample["__key__"]) % kept == 0
@@ -118,7 +118,7 @@ def test_quota_is_filled_by_further_shares_from_any_place(
 def test_quota_is_filled_from_the_only_shard_with_good_samples(
     daemon: Daemon, tmp_path: Path, others: int
 ) -> None:
-    """On all ranks, whichever shares have the shard; the other shards have no samples, or none that are kept."""
+    """All ranks fill it, though the other shards have no samples or none that are kept."""
     good = 4
     counts = [others] * 8
     counts[good] = 5
@@ -134,7 +134,7 @@ def test_quota_is_filled_from_the_only_shard_with_good_samples(
 def test_lost_shard_ends_an_epoch_whose_handler_raises(
     daemon: Daemon, tmp_path: Path, window: int
 ) -> None:
-    """Also if it is lost after the run was interrupted within it: nothing of it is left out in silence."""
+    """A shard lost after an interruption is not left out in silence either."""
     shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1, shuffle_window=window)
     loader = shards.loader()
     batches = iter(loader)
@@ -152,7 +152,7 @@ def test_lost_shard_ends_an_epoch_whose_handler_raises(
 def test_shard_lost_since_the_state_is_not_left_out_in_silence(
     daemon: Daemon, tmp_path: Path, place: tuple[int, int]
 ) -> None:
-    """Of shards that are mixed: its error would else come at a place that the resumed epoch leaves out."""
+    """The error of a mixed shard would come at a place that the resumed epoch leaves out."""
     taken, lost = place
     shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1)
     loader = shards.loader()
@@ -170,7 +170,7 @@ def test_shard_lost_since_the_state_is_not_left_out_in_silence(
 def test_resumed_epoch_does_not_mix_versions_of_a_shard(
     daemon: Daemon, tmp_path: Path, window: int
 ) -> None:
-    """The samples before the place of the state came from the version that has been replaced since."""
+    """Samples before the state's place came from the version replaced since."""
     folder = tmp_path / "d"
     counts = [6, 6, 6, 6]
     write_indexed(folder, counts)

@@ -1,4 +1,4 @@
-"""ArrivingShard: of a shard on its way, exactly those samples that are there, and the same ones as of the whole."""
+"""ArrivingShard: exactly those samples of a shard that have come, the same as of the whole."""
 
 import os
 import tarfile
@@ -31,7 +31,7 @@ LONG_NAME = "folder/" * 40 + "000001.jpg"
 
 
 class Download:
-    """A shard on its way: a file of the final size, with something else where nothing has arrived yet."""
+    """A shard on its way: a file of the final size, with filler where nothing has arrived."""
 
     def __init__(self, path: Path, tar: bytes, steps: Iterable[int], blank: int = 0) -> None:
         self.path = path
@@ -122,8 +122,7 @@ def test_samples_equal_those_of_the_index(
     cuts: list[float],
     blank: int,
 ) -> None:
-    """Any tar, arriving in any steps: all samples but the last, faults included, by the same
-    numbers; and no other.
+    """Any tar in any steps gives all samples but the last, with faults and the same numbers.
 
     Of one with torn samples, nothing is published; what comes of it is in test_samples.py.
     """
@@ -139,7 +138,7 @@ def test_samples_equal_those_of_the_index(
 
 
 def test_lines_come_as_they_arrive(path: Path) -> None:
-    """Members with a sample per line: each line but the last, once the line feed behind the next has arrived."""
+    """Each line but the last comes once the line feed behind the next has arrived."""
     tar = pack(
         [
             ("0.txt", b"first"),
@@ -181,7 +180,7 @@ VARIOUS = [
 
 @pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_sample_comes_with_the_header_after_it_and_no_sooner(path: Path, format_: int) -> None:
-    """Wherever the beginning ends, in a header, a long name or a member: what is whole is given, nothing else is."""
+    """Only whole samples come, wherever the beginning ends: in a header, name or member."""
     tar = pack(VARIOUS, format=format_)
     expected = whole(path.with_suffix(".tar"), tar)
     tables = index_tar(path.with_suffix(".tar"), URL)
@@ -200,7 +199,7 @@ def test_sample_comes_with_the_header_after_it_and_no_sooner(path: Path, format_
 
 
 def test_more_bytes_are_requested_only_when_samples_run_out(path: Path) -> None:
-    """Arrived bytes come without a question; the question names the bytes that the next header needs."""
+    """Arrived bytes need no question, which names the bytes for the next header."""
     tar = make_tar(random_samples(4, {"bin": 1000}))  # a member and its header: 1536 bytes
     download = Download(path, tar, [2 * 1536 + 512, 2 * 1536 + 600, len(tar)])
     with closing(download.open()) as shard:
@@ -216,7 +215,7 @@ def test_more_bytes_are_requested_only_when_samples_run_out(path: Path) -> None:
 
 
 def test_many_small_and_some_large_members(path: Path) -> None:
-    """Headers that share a window, and members larger than any, are found across every step of their arrival."""
+    """Headers that share a window and larger members are found at every step."""
     sizes = [0, 1, 100, 70_000, 512, 3, 200_000] * 20
     tar = pack(
         (f"{number // 2:04d}.{number % 2}", bytes([number % 251]) * size)
@@ -230,7 +229,7 @@ def test_many_small_and_some_large_members(path: Path) -> None:
 
 
 def test_a_tar_without_its_end_is_the_daemons_to_judge(path: Path) -> None:
-    """Where the end-of-archive block is missing, the samples come and the rest is asked for; no error is made up."""
+    """The samples come and the rest is asked for, without an error made up."""
     tar = make_tar(random_samples(3, {"bin": 1024}))[: 3 * 1536]
     download = Download(path, tar, [len(tar)])
     with closing(download.open()) as shard:
@@ -258,7 +257,7 @@ def test_damage_is_reported_where_it_is_found(
 
 
 def test_a_member_that_leads_out_of_the_file(path: Path) -> None:
-    """A member said to be longer than the shard is an error at once, not a question for bytes that cannot come."""
+    """A member longer than the shard is an error at once, not a vain question."""
     huge = tarfile.TarInfo("b.bin")
     huge.size = 1 << 40
     tar = pack([("a.bin", b"1")])[:1024] + huge.tobuf() + bytes(4096)
@@ -269,7 +268,7 @@ def test_a_member_that_leads_out_of_the_file(path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_or_not_the_one(path: Path) -> None:
-    """Published meanwhile or given up: the error says that it is gone. One of another size is refused."""
+    """The error says that a published or dropped file is gone. Another size is refused."""
     download = Download(path, make_tar(random_samples(2)), [1000])
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     os.truncate(path, 512)

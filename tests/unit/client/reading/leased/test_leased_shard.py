@@ -1,4 +1,4 @@
-"""leased_shard.py: one shard's samples, whole and in order, whatever the daemon grants and becomes."""
+"""leased_shard.py: a shard's samples, whole and in order, whatever the daemon does."""
 
 import os
 from collections import deque
@@ -119,7 +119,7 @@ def passing(
     span: tuple[int, int | None] = (0, None),
     **patience: float,
 ) -> Iterator[tuple[LeasedShard, list[Json]]]:
-    """Yield a passage through the plan's first shard, as scripted daemons grant it, and the messages they hear."""
+    """Yield a passage through the plan's first shard by scripted daemons, and the messages."""
     with scripted(socket, *scripts) as heard:
         session = Session(DaemonChoice(socket), READER, Patience(**patience), partial_reads=True)
         session.declare(PLAN)
@@ -159,7 +159,7 @@ def test_bad_samples_are_errors_in_their_places(socket: Path, folder: Folder) ->
 
 
 def test_a_failure_of_the_rest_names_what_was_given(socket: Path, folder: Folder) -> None:
-    """The daemon's typed error comes with its remedy, and with how many samples had been given, up to which key."""
+    """The daemon's error keeps its remedy and tells the samples given, with the last key."""
     error = CorruptShardError("the checksum differs", url=URLS[0], remedy="look")
     script = begun(folder.arriving(7, FOUR_READY), refused(error))
     with (
@@ -180,7 +180,7 @@ def test_a_failure_of_the_rest_names_what_was_given(socket: Path, folder: Folder
 def test_number_of_samples_other_than_declared_is_an_error(
     socket: Path, folder: Folder, count: int
 ) -> None:
-    """No sample is left out in silence where a shard holds more, nor made up for where it holds fewer."""
+    """No sample of a larger shard is left out in silence, nor made up for a smaller one."""
     script = begun(folder.arriving(7, FOUR_READY), folder.whole(7, samples=len(KEYS)))
     with passing(socket, script, count=count, span=(0, count)) as (leased_shard, _):
         with pytest.raises(
@@ -212,7 +212,7 @@ def test_a_part_of_a_shard(socket: Path, folder: Folder, span: tuple[int, int]) 
 def test_a_shard_that_fails_is_requested_once_more(
     socket: Path, folder: Folder, ready_bytes: int, error: ShardcacheError, version: str
 ) -> None:
-    """A store that was away for a moment costs the reader no sample; another version is read if none was given."""
+    """A short outage costs no sample; another version is read if none was given."""
     script = begun(
         folder.arriving(7, ready_bytes), refused(error), folder.whole(8, version=version)
     )
@@ -223,7 +223,7 @@ def test_a_shard_that_fails_is_requested_once_more(
 def test_damage_that_the_reader_meets_itself_names_what_was_given(
     socket: Path, folder: Folder
 ) -> None:
-    """So does damage in what has arrived; the lease goes back then, for the daemon knows nothing of it yet."""
+    """Damage in what has arrived does so, too, and the lease goes back."""
     damaged = bytearray(TAR)
     damaged[3 * 1536] ^= 1
     with passing(socket, begun(folder.arriving(7, len(TAR), bytes(damaged)))) as (
@@ -243,7 +243,7 @@ def dying(*steps: Step) -> Script:
 
 
 def test_the_next_daemon_has_less_of_it(socket: Path, folder: Folder) -> None:
-    """A daemon that begins the download anew writes another file: that one is read on, from the same place."""
+    """A daemon that starts the download anew writes another file, which is read on."""
     again = begun(folder.arriving(1, 700), folder.arriving(1, len(TAR)), folder.whole(1))
     with passing(socket, dying(folder.arriving(7, FOUR_READY), folder.lose), again) as (
         leased_shard,
@@ -254,7 +254,7 @@ def test_the_next_daemon_has_less_of_it(socket: Path, folder: Folder) -> None:
 
 
 def test_another_version_is_not_read_on(socket: Path, folder: Folder) -> None:
-    """When the shard was replaced meanwhile, the error says what had been given of the old one; the lease goes back."""
+    """The error says what was given of the replaced shard, and the lease goes back."""
     scripts = dying(folder.arriving(7, FOUR_READY)), begun(folder.whole(5, version="v2"))
     with passing(socket, *scripts) as (leased_shard, heard):
         with pytest.raises(ShardChangedError, match="up to key '000003'") as caught:
@@ -278,7 +278,7 @@ def test_a_daemon_that_stays_away_in_the_middle(socket: Path, folder: Folder) ->
 def test_a_beginning_that_is_no_longer_there_is_whole_or_given_up(
     socket: Path, folder: Folder
 ) -> None:
-    """A shard may be published before its beginning is opened: the daemon is asked what became of it."""
+    """The daemon is asked what became of a shard that moved before it was opened."""
     with passing(socket, begun(arriving(3, 1024), folder.whole(3))) as (leased_shard, heard):
         assert keys(leased_shard) == KEYS
     assert [message["type"] for message in heard[2:4]] == ["lease", "more"]
@@ -288,7 +288,7 @@ def test_a_beginning_that_is_no_longer_there_is_whole_or_given_up(
 def test_unpublished_file_that_has_moved_is_waited_for(
     socket: Path, folder: Folder, is_there: bool
 ) -> None:
-    """It is not found once it is published; a file that has taken its place is another transfer's, and not read."""
+    """Publishing moves it; a file that has taken its place is never read."""
 
     def moved(peer: Peer) -> None:
         granted(3, inode=1, **(folder.publish(bytes(len(TAR)), "v1") if is_there else {}))(peer)
@@ -315,7 +315,7 @@ def test_a_file_that_was_let_go_is_asked_for_again(socket: Path, folder: Folder)
 
 
 def test_a_file_that_is_never_there(socket: Path) -> None:
-    """As in a container without the mount: after a handful of tries the error says so, and every lease went back."""
+    """The error comes after a handful of tries, and every lease went back."""
     steps = [step for lease in range(5) for step in (granted(lease), returned(lease))]
     with (
         pytest.raises(CacheDirError, match=r"nowhere\.idx") as caught,
@@ -329,7 +329,7 @@ def test_a_file_that_is_never_there(socket: Path) -> None:
 def test_a_handler_decides_about_a_shard_that_fails_midway(
     socket: Path, folder: Folder, handler: Any
 ) -> None:
-    """Given samples stay given; a reader that goes on without the rest reads the next shard, asked for ahead."""
+    """Given samples stay given, and a reader that goes on has the next shard asked for."""
 
     def script(peer: Peer) -> None:
         peer.begin()
@@ -361,7 +361,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(
 
 
 def test_lone_reader_opens_a_shard_again_that_failed_midway(socket: Path, folder: Folder) -> None:
-    """The failure is the result of one sample; the next sample of the same shard is read by a new lease."""
+    """The failure belongs to one sample; a new lease reads the shard's next one."""
     down = OriginUnavailableError("down", url=URLS[0])
     more_and_second_try = (refused(down), refused(down))
     script = begun(folder.arriving(7, FOUR_READY), *more_and_second_try, accepted, folder.whole(8))

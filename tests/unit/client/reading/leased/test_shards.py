@@ -22,13 +22,13 @@ def shard(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def open_files() -> int:
-    """Return the number of this process's descriptors, apart from those that earlier tests left to the collector."""
+    """Return this process's count of descriptors, without those of earlier tests."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_bad_sample_has_its_own_error(tmp_path: Path) -> None:
-    """The samples before it come, it raises with its key and url, those behind it can still be had."""
+    """The error has key and url; samples before and behind it can still be had."""
     tar = pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")])
     shard = published(tmp_path / "shard.tar", tar, URL)
     with closing(MappedShard(ShardPlace(*shard), URL)) as reader:
@@ -53,7 +53,7 @@ def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> N
 
 
 def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
-    """No descriptor and no mapping is left, also when an iterator is in the middle; that one ends in ValueError."""
+    """No descriptor or mapping is left, and an iterator in use ends in ValueError."""
     before = open_files()
     reader = MappedShard(ShardPlace(*shard), URL)
     assert open_files() <= before + 2  # Python keeps one for each map
@@ -88,7 +88,7 @@ def test_cache_invisible_to_this_process_is_reported(
 def test_a_damaged_file_names_the_shard(
     shard: tuple[Path, Path], truncated: int, size_bytes: int, text: str
 ) -> None:
-    """Sizes that disagree are noticed before a byte is read; the sidecar's error gets the url of its shard."""
+    """Sizes are compared before any read, and the sidecar's error gets its shard's url."""
     os.truncate(shard[truncated], size_bytes)
     before = open_files()
     with pytest.raises(CorruptShardError, match=text) as caught:
