@@ -66,9 +66,7 @@ class Story:
     tell: Callable[[Daemon, Source], None]  # does the reading and asking; it must end
     capacity: str  # of the cache while the story is told
     ops: tuple[Op, ...]  # the calls that are points to die at
-    stride: int = (
-        1  # how many calls lie from one such point to the next, where most of them are alike
-    )
+    stride: int = 1  # how many calls lie from one such point to the next, where most of them are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +151,8 @@ def look(cache: Path, source: Source, *, may_fetch: bool = False) -> Found:
     urls = {data: url for url, data in source.tars.items()}
     tars = [tar for tar in cache.glob(f"shards/*/*{TAR}") if tar.with_suffix(SIDECAR).exists()]
     published = {tar: urls[data] for tar in tars if (data := tar.read_bytes()) in urls}
-    missing_bytes = sum(
-        size for url, size in source.stored_bytes.items() if url not in published.values()
-    )
-    journals = (
-        [] if may_fetch else [_read_journal(path) for path in cache.glob(f"partial/*{JOURNAL}")]
-    )
+    missing_bytes = sum(size for url, size in source.stored_bytes.items() if url not in published.values())
+    journals = [] if may_fetch else [_read_journal(path) for path in cache.glob(f"partial/*{JOURNAL}")]
     done_bytes = sum(size for url, size in journals if url not in published.values())
     return Found(frozenset(published), missing_bytes - done_bytes)
 
@@ -170,12 +164,8 @@ def _read_journal(journal: Path) -> tuple[str, int]:
         return "", 0
     about = json.loads(title)
     assert part.stat().st_size == about["size_bytes"]
-    numbers = {
-        int.from_bytes(records[at : at + 4], "little") for at in range(0, len(records) - 7, 8)
-    }
-    return about["url"], sum(
-        min(PART_BYTES, about["size_bytes"] - number * PART_BYTES) for number in numbers
-    )
+    numbers = {int.from_bytes(records[at : at + 4], "little") for at in range(0, len(records) - 7, 8)}
+    return about["url"], sum(min(PART_BYTES, about["size_bytes"] - number * PART_BYTES) for number in numbers)
 
 
 def audit(daemon: Daemon, source: Source, found: Found) -> list[tuple[str, str]]:
@@ -184,18 +174,12 @@ def audit(daemon: Daemon, source: Source, found: Found) -> list[tuple[str, str]]
     daemon.request("POST", "/v1/verify", {"prefix": ""})
     shards = len(daemon.shards())
     if shards != len(found.published):
-        problems.append(
-            ("lost", f"{len(found.published)} shards were published, {shards} are found sound")
-        )
+        problems.append(("lost", f"{len(found.published)} shards were published, {shards} are found sound"))
     problems += _served(daemon, source)
     fetched_bytes = daemon.status()["counters"]["origin_bytes"]
     if fetched_bytes > found.missing_bytes:
-        problems.append(
-            ("lost", f"{fetched_bytes} bytes were fetched, {found.missing_bytes} were missing")
-        )
-    problems += [
-        ("lost", f"{tar} was published and is gone") for tar in found.published if not tar.exists()
-    ]
+        problems.append(("lost", f"{fetched_bytes} bytes were fetched, {found.missing_bytes} were missing"))
+    problems += [("lost", f"{tar} was published and is gone") for tar in found.published if not tar.exists()]
     eventually(lambda: not daemon.status()["transfers"])
     return problems + list(_bookkeeping(daemon, "in the end"))
 
@@ -228,15 +212,8 @@ def _bookkeeping(daemon: Daemon, when: str) -> list[tuple[str, str]]:
     used_bytes = daemon.status()["cache"]["used_bytes"]
     problems = []
     if used_bytes != on_disk_bytes:
-        names = sorted(
-            f"{path.relative_to(cache)} {size_bytes}" for path, size_bytes in files.items()
-        )
-        problems.append(
-            (
-                "wrong",
-                f"{when}, used_bytes is {used_bytes}, {on_disk_bytes} lie on the disk: {names}",
-            )
-        )
+        names = sorted(f"{path.relative_to(cache)} {size_bytes}" for path, size_bytes in files.items())
+        problems.append(("wrong", f"{when}, used_bytes is {used_bytes}, {on_disk_bytes} lie on the disk: {names}"))
     return problems + [("wrong", f"{when}, {path} lies about") for path in _strays(cache)]
 
 
@@ -249,23 +226,15 @@ def _strays(cache: Path) -> list[Path]:
     until_s = time.monotonic() + _MOVE_S
     while strays and time.monotonic() < until_s:
         time.sleep(0.05)
-        strays = [
-            path for path in strays if path.exists() and _is_stray(path.relative_to(cache), path)
-        ]
+        strays = [path for path in strays if path.exists() and _is_stray(path.relative_to(cache), path)]
     return strays
 
 
 def _sizes_bytes(cache: Path) -> dict[Path, int]:
     """Return the sizes of all files that take space of the cache."""
     while True:
-        with suppress(
-            FileNotFoundError
-        ):  # one was moved to quarantine between the listing and this: look again
-            files = [
-                path
-                for folder in ("shards", "partial", "quarantine")
-                for path in (cache / folder).rglob("*.*")
-            ]
+        with suppress(FileNotFoundError):  # one was moved to quarantine between the listing and this: look again
+            files = [path for folder in ("shards", "partial", "quarantine") for path in (cache / folder).rglob("*.*")]
             return {path: _size_bytes(path) for path in files}
 
 
@@ -284,25 +253,17 @@ def _is_stray(name: Path, path: Path) -> bool:
             return not is_key(Path(file).stem)  # its sidecar follows by a second call
         case ("shards", _, file) | ("quarantine", file):
             other = {TAR: SIDECAR, SIDECAR: TAR}.get(path.suffix)
-            return (
-                other is None or not is_key(Path(file).stem) or not path.with_suffix(other).exists()
-            )
+            return other is None or not is_key(Path(file).stem) or not path.with_suffix(other).exists()
         case ("partial", "probe" | "pins"):
             return False  # comes and goes
         case ("partial", file):
-            return (
-                path.suffix not in (PART, JOURNAL)
-                or not path.with_suffix(PART).exists()
-                or not is_key(path.stem)
-            )
+            return path.suffix not in (PART, JOURNAL) or not path.with_suffix(PART).exists() or not is_key(path.stem)
     return True
 
 
 def die_and_recover(zygote: Zygote, story: Story, death: Death, root: Path, result: Result) -> None:
     """Live a story to the given death, restart, and count in the result what came of it."""
-    how = f"{story.name}, {death.action.name} at {death.at}" + f" and {death.again}" * bool(
-        death.again
-    )
+    how = f"{story.name}, {death.action.name} at {death.at}" + f" and {death.again}" * bool(death.again)
     try:
         life = Life(zygote, story, root)
         killed = life.live(death)
@@ -321,9 +282,7 @@ def die_and_recover(zygote: Zygote, story: Story, death: Death, root: Path, resu
 
 def tar(number: int) -> bytes:
     """Return a tar of a little more than three parts."""
-    return make_tar(
-        random_samples(SAMPLES, {"bin": PART_BYTES // 3}, seed=number, first=number * SAMPLES)
-    )
+    return make_tar(random_samples(SAMPLES, {"bin": PART_BYTES // 3}, seed=number, first=number * SAMPLES))
 
 
 def on_disk(folder: Path) -> Source:
@@ -377,9 +336,7 @@ def idle(daemon: Daemon, source: Source) -> None:
     """Do nothing but start."""
 
 
-def grow(
-    zygote: Zygote, source: Source, folder: Path, numbers: Sequence[int], *, parts: int = 0
-) -> Path:
+def grow(zygote: Zygote, source: Source, folder: Path, numbers: Sequence[int], *, parts: int = 0) -> Path:
     """Return a cache folder that holds some shards whole, and so many parts of the one that comes after them."""
     folder.mkdir()
     shim = Shim(folder / "shim", folder / "cache")
@@ -429,14 +386,7 @@ def stories(zygote: Zygote, server: MotoS3, folder: Path) -> dict[str, Story]:
         Story("fetch", local, empty, fetch, AMPLE, WITHOUT_FOLDERS),
         Story("fetch from S3", remote, empty, fetch, AMPLE, WITHOUT_FOLDERS),
         Story("resume and evict", local, half, fetch, some, WITHOUT_FOLDERS),
-        Story(
-            "verify, evict, count",
-            local,
-            damaged(whole, folder / "damaged"),
-            look_after,
-            AMPLE,
-            WITHOUT_FOLDERS,
-        ),
+        Story("verify, evict, count", local, damaged(whole, folder / "damaged"), look_after, AMPLE, WITHOUT_FOLDERS),
     ]
     return {story.name: story for story in told}
 
@@ -491,12 +441,7 @@ def killed(name: str, field: Ground, result: Result, scale: float) -> None:
         life.live(Death(Action.COUNT, 0))
         writes = sum(call.op in WRITES for call in read_log(Path(folder, "log")))
     step = round(story.stride / scale)
-    _kill(
-        field,
-        story,
-        result,
-        [Death(Action.KILL_BEFORE, at) for at in _points(life.shim.seen, step)],
-    )
+    _kill(field, story, result, [Death(Action.KILL_BEFORE, at) for at in _points(life.shim.seen, step)])
     _kill(field, story, result, [Death(Action.KILL_HALF, at) for at in _points(writes, step)])
 
 
@@ -509,18 +454,12 @@ def killed_twice(field: Ground, result: Result, scale: float) -> None:
     """Kill a daemon, and the next one while it recovers."""
     rng = random.Random(0)
     count = scaled(120, scale)
-    deaths = [
-        Death(Action.KILL_AFTER, rng.randrange(60, 300), rng.randrange(1, 200))
-        for _ in range(count)
-    ]
+    deaths = [Death(Action.KILL_AFTER, rng.randrange(60, 300), rng.randrange(1, 200)) for _ in range(count)]
     _kill(field, field.stories["fetch"], result, deaths)
 
 
 def _kill(field: Ground, story: Story, result: Result, deaths: list[Death]) -> None:
-    with (
-        tempfile.TemporaryDirectory(dir=field.folder) as folder,
-        ThreadPoolExecutor(_AT_ONCE) as pool,
-    ):
+    with tempfile.TemporaryDirectory(dir=field.folder) as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
         live: Callable[[Death, Path], None] = partial(_live, field, story, result)
         list(pool.map(live, deaths, (Path(folder, str(number)) for number in range(len(deaths)))))
 
@@ -570,9 +509,7 @@ def _hear(reader: subprocess.Popen[bytes], source: Source, count: int, result: R
             result.fail("wrong", f"a reader got other bytes for shard {number}")
 
 
-def _freeze(
-    readers: list[subprocess.Popen[bytes]], daemon: Daemon, source: Source, result: Result
-) -> None:
+def _freeze(readers: list[subprocess.Popen[bytes]], daemon: Daemon, source: Source, result: Result) -> None:
     """Stop readers, read everything meanwhile, and let all but the first go on with what they hold."""
     for reader in readers:
         reader.send_signal(signal.SIGSTOP)
@@ -595,22 +532,10 @@ def _start_reader(daemon: Daemon, source: Source, seed: float) -> subprocess.Pop
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
 
 
-_STORIES = (
-    "first start",
-    "take over",
-    "pin",
-    "fetch",
-    "fetch from S3",
-    "resume and evict",
-    "verify, evict, count",
-)
+_STORIES = ("first start", "take over", "pin", "fetch", "fetch from S3", "resume and evict", "verify, evict, count")
 ROWS = (
     *(Row(f"SIGKILL: {name}", partial(killed, name), skip=NEEDS_CC) for name in _STORIES),
     Row("SIGKILL, and again while it recovers", killed_twice, skip=NEEDS_CC),
     Row("SIGKILL: readers with leases", partial(killed_readers, False), skip=NEEDS_CC),
-    Row(
-        "SIGSTOP: readers with leases, killed as they are or later",
-        partial(killed_readers, True),
-        skip=NEEDS_CC,
-    ),
+    Row("SIGSTOP: readers with leases, killed as they are or later", partial(killed_readers, True), skip=NEEDS_CC),
 )

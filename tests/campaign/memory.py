@@ -63,12 +63,7 @@ def ground(folder: Path, scale: float) -> Iterator[Ground]:
 
 
 def given(
-    send: Send,
-    allowed: Callable[[Ground, int], int],
-    expected: str,
-    ground: Ground,
-    result: Result,
-    scale: float,
+    send: Send, allowed: Callable[[Ground, int], int], expected: str, ground: Ground, result: Result, scale: float
 ) -> None:
     """Send one input; the daemon may grow by the allowed bytes, and has to answer health checks meanwhile."""
     size = scaled(_MANIFEST, scale, _MANIFEST // 20)
@@ -163,17 +158,13 @@ def _outcome(answer: dict[str, Any]) -> str:
     return str(answer["error"]["code"] if answer["type"] == "error" else answer["type"])
 
 
-def _row(
-    name: str, send: Send, expected: str, allowed: Callable[[Ground, int], int] = lambda *_: 0
-) -> Row:
+def _row(name: str, send: Send, expected: str, allowed: Callable[[Ground, int], int] = lambda *_: 0) -> Row:
     return Row(name, partial(given, send, allowed, expected))
 
 
 ROWS = (
     *(
-        _row(
-            f"{codec.value} with a window of 512 MiB", partial(_window, codec), "unsupported_shard"
-        )
+        _row(f"{codec.value} with a window of 512 MiB", partial(_window, codec), "unsupported_shard")
         for codec in (Codec.XZ, Codec.ZSTD)
     ),
     _row("index of brackets", _brackets, "not_an_index", lambda *_: 5 * _INDEX_BYTES),

@@ -131,13 +131,9 @@ class Job:
 def compare(result: Result, how: str, read: list[Any], expected: list[Any]) -> None:
     """Count samples with a key and a content that are not those expected, in their order."""
     if read != expected:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(read, expected, strict=False)) if a != b), len(read)
-        )
+        at = next((i for i, (a, b) in enumerate(zip(read, expected, strict=False)) if a != b), len(read))
         story = f"{how}: {len(read)} samples of {len(expected)}, which differ from number {at} on"
-        result.fail(
-            "wrong" if set(read) - set(expected) else "lost", f"{story}: {read[at : at + 1]!r:.200}"
-        )
+        result.fail("wrong" if set(read) - set(expected) else "lost", f"{story}: {read[at : at + 1]!r:.200}")
 
 
 class Ground:
@@ -149,9 +145,7 @@ class Ground:
         store = ThrottledS3(folder / "store", first_byte_s=0.005, connection_bytes_per_s=20e6)
         self.env = stack.enter_context(store).env()
         (folder / "d").mkdir()
-        self.daemon = stack.enter_context(
-            Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=self.env)
-        )
+        self.daemon = stack.enter_context(Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=self.env))
         self._jobs = stack.enter_context(ExitStack())
         self._shape: Shape | None = None
 
@@ -166,9 +160,7 @@ class Ground:
                         self.epochs.append([])
                     else:
                         self.epochs[-1].append((key, number))
-            if self.epochs.pop() or any(
-                sorted(epoch) != sorted(self._samples) for epoch in self.epochs
-            ):
+            if self.epochs.pop() or any(sorted(epoch) != sorted(self._samples) for epoch in self.epochs):
                 raise RuntimeError("an undisturbed job does not read each sample once")
             self._job, self._shape = self._jobs.enter_context(Job(self.daemon.socket, shape)), shape
         return self._job
@@ -242,9 +234,7 @@ def freeze(daemon: Daemon, rng: random.Random) -> int:
     return 0
 
 
-def disturbed(
-    shape: Shape, disturb: Disturb, times: int, ground: Ground, result: Result, scale: float
-) -> None:
+def disturbed(shape: Shape, disturb: Disturb, times: int, ground: Ground, result: Result, scale: float) -> None:
     """Disturb the daemon while the job reads, and compare all that it reads."""
     try:
         _disturb(ground.job(shape), disturb, scaled(times, scale), ground, result)
@@ -252,9 +242,7 @@ def disturbed(
         result.fail("hangs", f"no sample within {HANG_S:g} s")
         ground.end_job()
     except RuntimeError as exn:
-        result.fail(
-            "lost" if "shardcache.errors." in str(exn) else "untyped", f"the job ended:\n{exn}"
-        )
+        result.fail("lost" if "shardcache.errors." in str(exn) else "untyped", f"the job ended:\n{exn}")
         ground.end_job()
 
 

@@ -18,14 +18,7 @@ from shardcache.errors import CorruptShardError, SampleError, ShardError
 from shardcache.shared.protocol import Arriving
 from shardcache.shared.tarindex.grouping import group
 from shardcache.shared.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
-from shardcache.shared.tarindex.tables import (
-    Fault,
-    Samples,
-    TarIndex,
-    fault_of,
-    key_of,
-    read_header,
-)
+from shardcache.shared.tarindex.tables import Fault, Samples, TarIndex, fault_of, key_of, read_header
 from shardcache.store.shard import Facts
 from shardcache_client.reading.leased.shards import ArrivingShard
 from shardcache_client.samples.slicing import Sample, cut, undecoded_columns
@@ -62,10 +55,7 @@ def whole(data: bytes) -> None:
     expected = _by_tarfile(data)
     if expected is not None:
         regular, tail = expected
-        found = [
-            (name, bool(fault) or (start, end - start))
-            for name, start, end, fault in _files(members)
-        ]
+        found = [(name, bool(fault) or (start, end - start)) for name, start, end, fault in _files(members)]
         assert found == regular, f"tarfile has {regular}, the index {found}"
         assert (strict is None) == bool(tail.strip(b"\0")), f"behind the end: {tail[:1000]!r}"
 
@@ -81,9 +71,7 @@ def arriving(data: bytes) -> None:
     if expected is not None:
         found = list(given)
         assert found == expected[: len(found)], f"the whole gives {expected}, what arrives {found}"
-        assert len(found) >= len(expected) - 1, (
-            f"all but the last of {expected} had arrived, {found} were given"
-        )
+        assert len(found) >= len(expected) - 1, f"all but the last of {expected} had arrived, {found} were given"
         return
     try:
         for _ in given:
@@ -92,23 +80,13 @@ def arriving(data: bytes) -> None:
         pass
 
 
-def _members(
-    data: bytes, *, require_end: bool = True, ignore_trailing_data: bool = False
-) -> list[Member] | None:
+def _members(data: bytes, *, require_end: bool = True, ignore_trailing_data: bool = False) -> list[Member] | None:
     def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
         assert min_bytes <= max_bytes
         return data[at : at + max_bytes]
 
     try:
-        return list(
-            Tar(
-                read,
-                len(data),
-                URL,
-                require_end=require_end,
-                ignore_trailing_data=ignore_trailing_data,
-            )
-        )
+        return list(Tar(read, len(data), URL, require_end=require_end, ignore_trailing_data=ignore_trailing_data))
     except ShardError as exn:
         assert len(str(exn)) < 8192, "an error that nobody would read"
         return None
@@ -136,15 +114,8 @@ def _check_spans(members: list[Member], size_bytes: int) -> None:
 
 
 def _check_size(samples: Samples, tar_bytes: int) -> None:
-    taken = (
-        len(samples.keys)
-        + sum(map(len, samples.extensions))
-        + 20 * len(samples.starts)
-        + 16 * len(samples)
-    )
-    assert taken <= _GROWTH * tar_bytes + _MIN_BYTES, (
-        f"{tar_bytes} bytes of tar became {taken} of index"
-    )
+    taken = len(samples.keys) + sum(map(len, samples.extensions)) + 20 * len(samples.starts) + 16 * len(samples)
+    assert taken <= _GROWTH * tar_bytes + _MIN_BYTES, f"{tar_bytes} bytes of tar became {taken} of index"
 
 
 def _by_tarfile(data: bytes) -> tuple[list[tuple[bytes, bool | tuple[int, int]]], bytes] | None:
@@ -231,9 +202,7 @@ def sidecar(data: bytes) -> None:
 
 def _check_index(index: TarIndex, header: dict[str, object]) -> None:
     assert index.header == header or header != header, "a header reads otherwise without its tables"
-    with contextlib.suppress(
-        KeyError, TypeError, ValueError
-    ):  # the store makes a CorruptShardError of these
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # the store makes a CorruptShardError of these
         Facts.from_json(header)
     size_bytes, member = index.header["size_bytes"], 0
     for sample in range(len(index)):
