@@ -71,6 +71,8 @@ def findings(path: Path) -> list[Finding]:
             found += _of_splat(node)
         elif isinstance(node, ast.Expr):
             found += _of_docstring(node)
+        elif isinstance(node, ast.Assert):
+            found += _of_assertion(node)
     return sorted(found)
 
 
@@ -190,6 +192,15 @@ def _of_docstring(node: ast.Expr) -> Iterator[Finding]:
         first = text.value.split(maxsplit=1)[:1]
         if SUBJECTLESS.intersection(first):
             yield Finding(node.lineno, "docstring", f"a docstring that begins with {first[0]}")
+
+
+def _of_assertion(node: ast.Assert) -> Iterator[Finding]:
+    """Find tuples that are compared with each other: each pair of values is a claim of its own."""
+    test = node.test
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Tuple):
+        return
+    if all(isinstance(other, ast.Tuple) for other in test.comparators):
+        yield Finding(node.lineno, "assertion", "several claims in one assertion")
 
 
 def _is_text(node: ast.AST) -> bool:

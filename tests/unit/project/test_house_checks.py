@@ -37,6 +37,7 @@ DEEP = (
         ("x = [1 for y in z if y]\n", "comprehension"),
         ("x = [f(y) for y in (z,)]\n", "comprehension"),
         ("x = 'wide' * is_wide\n", "product"),
+        ("assert (a, b) == (1, 2)\n", "assertion"),
         ('"""What a module is for."""\n', "docstring"),
         ('class Place:\n    """Where it is."""\n', "docstring"),
         ('x = 1\n"""How many there are."""\n', "docstring"),
