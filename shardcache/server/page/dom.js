@@ -21,14 +21,18 @@ export function sync(list, items, key, fill) {
   const times = new Map(); // redacted items have equal keys, but each is an item of its own
   let place = list.firstElementChild;
   for (const item of items) {
-    const time = times.get(key(item)) ?? 0, name = `${time} ${key(item)}`;
+    const time = times.get(key(item)) ?? 0;
+    const name = `${time} ${key(item)}`;
     times.set(key(item), time + 1);
     const child = previous.get(name) ?? template.cloneNode(true);
     previous.delete(name);
     child.dataset.key = name;
     fill(child, item);
-    if (child === place) place = place.nextElementSibling;
-    else list.insertBefore(child, place);
+    if (child === place) {
+      place = place.nextElementSibling;
+    } else {
+      list.insertBefore(child, place);
+    }
   }
   for (const child of previous.values()) child.remove();
 }
@@ -43,10 +47,16 @@ export function table(body, items, key, fill, none) {
 
 /** A canvas's drawing context, sized to its displayed size and pixel density; null while it is hidden. */
 export function brush(canvas) {
-  const width = canvas.clientWidth, height = canvas.clientHeight, density = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth;
+  const height = canvas.clientHeight;
   if (!width || !height) return null;
-  const across = Math.round(width * density), down = Math.round(height * density);
-  if (canvas.width !== across || canvas.height !== down) { canvas.width = across; canvas.height = down; }
+  const density = window.devicePixelRatio || 1;
+  const across = Math.round(width * density);
+  const down = Math.round(height * density);
+  if (canvas.width !== across || canvas.height !== down) { // to set a size clears the canvas
+    canvas.width = across;
+    canvas.height = down;
+  }
   const context = canvas.getContext("2d");
   context.setTransform(density, 0, 0, density, 0, 0);
   context.clearRect(0, 0, width, height);
@@ -61,18 +71,26 @@ const COUNT = new Intl.NumberFormat("en");
 
 /** 12345678 → "12.3 MB", as `shardcache status` writes it. */
 export function size(bytes) {
-  let value = bytes, unit = 0;
-  while (Math.abs(value) >= 999.5 && unit < UNITS.length - 1) { value /= 1000; unit += 1; }
-  return `${unit === 0 || Math.abs(value) >= 99.5 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
+  let value = bytes;
+  let unit = 0;
+  while (Math.abs(value) >= 999.5 && unit < UNITS.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  const isWhole = unit === 0 || Math.abs(value) >= 99.5;
+  return `${isWhole ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
 /** 75 → "1 min 15 s"; below ten seconds with one decimal. */
 export function duration(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;
-  const whole = Math.round(seconds), minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60);
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
   if (minutes < 60) return pair(minutes, "min", whole % 60, "s");
-  return hours < 48 ? pair(hours, "h", minutes % 60, "min") : pair(Math.floor(hours / 24), "d", hours % 24, "h");
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return pair(hours, "h", minutes % 60, "min");
+  return pair(Math.floor(hours / 24), "d", hours % 24, "h");
 }
 
 const pair = (large, unit, small, lesser) => (small ? `${large} ${unit} ${small} ${lesser}` : `${large} ${unit}`);
@@ -80,11 +98,16 @@ const pair = (large, unit, small, lesser) => (small ? `${large} ${unit} ${small}
 export const number = (value) => COUNT.format(value);
 export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 export const percent = (part, whole) => `${Math.floor((100 * part) / whole)} %`;
-export const neededIn = (seconds) => (seconds === null ? "not planned" : seconds < 0.5 ? "now" : duration(seconds));
+
+export function neededIn(seconds) {
+  if (seconds === null) return "not planned";
+  return seconds < 0.5 ? "now" : duration(seconds);
+}
 
 /** The end of a url, by which shards of one dataset differ; as much of it as no other one of `urls` has. */
 export function ending(url, urls = []) {
-  const parts = (whole) => whole.replace(/[?#].*$/, "").split("/").filter(Boolean), own = parts(url);
+  const parts = (whole) => whole.replace(/[?#].*$/, "").split("/").filter(Boolean);
+  const own = parts(url);
   const others = urls.filter((other) => other !== url).map(parts);
   const end = (all, length) => all.slice(-length).join("/");
   let length = 1;

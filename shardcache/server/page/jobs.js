@@ -11,9 +11,13 @@ const MARK = 4;
 /** The urls that the page names, to be told apart. */
 export const urlsOf = ({ waits, gaps, transfers }) => [...waits, ...gaps, ...transfers].map(({ url }) => url);
 
-const pace = (rate) => (rate === 0 ? "–" : rate < 10 ? rate.toPrecision(2) : number(Math.round(rate)));
 const unmatched = (job) => (job.samples_unmatched ? ` (${number(job.samples_unmatched)} samples unmatched)` : "");
 const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}${unmatched(job)}`;
+
+function pace(rate) {
+  if (rate === 0) return "–";
+  return rate < 10 ? rate.toPrecision(2) : number(Math.round(rate));
+}
 
 function ahead(job) {
   if (job.ahead_s !== null) return neededIn(job.ahead_s);
@@ -21,7 +25,8 @@ function ahead(job) {
 }
 
 export function showJobs(moment, short) {
-  const { jobs, lanes } = moment, urls = urlsOf(moment);
+  const { jobs, lanes } = moment;
+  const urls = urlsOf(moment);
   const laneOf = new Map(lanes.map((lane) => [keyOf(lane), lane]));
   const live = jobs.filter((job) => job.sessions > 0).sort((a, b) => (b.waiting > 0) - (a.waiting > 0));
   table(byId("job-rows"), live, keyOf, (row, job, name, now, ...cells) => {
@@ -59,7 +64,9 @@ export const whatFor = ({ longest, reason }, urls) => (
 );
 
 function showWaited(cell, job) {
-  const causes = Object.entries(job.waited).filter(([, seconds]) => seconds >= 0.05).sort(([, a], [, b]) => b - a)
+  const causes = Object.entries(job.waited)
+    .filter(([, seconds]) => seconds >= 0.05)
+    .sort(([, a], [, b]) => b - a)
     .map(([name, seconds]) => [name.replace(/_s$/, ""), duration(seconds)]);
   setTexts(cell, [duration(job.waited_s), causes.length ? `mostly ${causes[0][0]}` : ""]);
   cell.title = causes.map((cause) => cause.join(": ")).join(", ");
@@ -67,7 +74,10 @@ function showWaited(cell, job) {
 
 function showLane(cell, job, lane) {
   const [canvas, text] = cell.children;
-  if (lane === undefined) { setText(text, "not computed yet"); return; }
+  if (lane === undefined) {
+    setText(text, "not computed yet");
+    return;
+  }
   const { cached, fetching, failed } = lane.counts;
   const counts = { cached, fetching, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
   const sum = (values) => values.reduce((total, value) => total + value, 0);
@@ -83,22 +93,33 @@ function showLane(cell, job, lane) {
 function drawLane(canvas, counts, knownToS) {
   const area = brush(canvas);
   if (area === null) return;
-  const { context, width, height } = area, bins = counts.cached.length, step = width / bins, room = height - MARK - 2;
+  const { context, width, height } = area;
+  const step = width / counts.cached.length;
+  const room = height - MARK - 2;
   const totals = counts.cached.map((cached, at) => cached + counts.fetching[at] + counts.missing[at]);
   const most = Math.max(1, ...totals);
-  const bar = (tone, ...box) => { context.fillStyle = tone; context.fillRect(...box); };
+  const bar = (tone, ...box) => {
+    context.fillStyle = tone;
+    context.fillRect(...box);
+  };
   bar(colour("--track"), 0, room, width * Math.min(1, knownToS / HORIZON_S), 1);
   const tones = Object.fromEntries(PRESENCES.map(([name]) => [name, colour(`--${name}`)]));
-  totals.forEach((total, at) => {
-    const left = at * step, wide = Math.max(1, step - 1);
+  totals.forEach((_, at) => {
+    const left = at * step;
+    const wide = Math.max(1, step - 1);
     let top = room;
     for (const [name] of PRESENCES) {
-      const tall = total ? Math.max(counts[name][at] ? 2 : 0, (counts[name][at] / most) * (room - 2)) : 0;
+      const needed = counts[name][at];
+      if (needed === 0) continue;
+      const tall = Math.max(2, (needed / most) * (room - 2));
       top -= tall;
       bar(tones[name], left, top, wide, tall);
     }
-    if (counts.missing[at]) bar(tones.missing, left, height - MARK, wide, MARK);
-    else if (counts.fetching[at]) bar(tones.fetching, left, height - MARK, wide, MARK / 2);
+    if (counts.missing[at]) {
+      bar(tones.missing, left, height - MARK, wide, MARK);
+    } else if (counts.fetching[at]) {
+      bar(tones.fetching, left, height - MARK, wide, MARK / 2);
+    }
   });
 }
 
@@ -113,16 +134,18 @@ const isWaitedFor = ({ transfer }) => transfer?.class === "waiting";
 const urgency = (row) => (isWaitedFor(row) ? -1 : row.in_s ?? Infinity);
 
 export function showUpcoming(moment) {
-  const { jobs, gaps, transfers, lanes } = moment, urls = urlsOf(moment);
-  const rows = upcoming(gaps, transfers), users = new Map(jobs.map(({ uid, user }) => [uid, user]));
-  const none = nothingUpcoming(lanes), key = ({ url, job }) => `${url} ${job}`;
+  const { jobs, gaps, transfers, lanes } = moment;
+  const urls = urlsOf(moment);
+  const rows = upcoming(gaps, transfers);
+  const users = new Map(jobs.map(({ uid, user }) => [uid, user]));
+  const key = ({ url, job }) => `${url} ${job}`;
   table(byId("upcoming-rows"), rows.slice(0, MAX_ROWS), key, (_, row, need, shard, job, state) => {
     setText(need, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));
     need.classList.toggle("waits", isWaitedFor(row));
     setText(shard, ending(row.url, urls), row.url);
     setText(job, row.job ? `${row.job} (${users.get(row.uid) ?? row.uid})` : "");
     showState(state, row);
-  }, none);
+  }, nothingUpcoming(lanes));
   setText(byId("upcoming-more"), rows.length > MAX_ROWS ? `and ${rows.length - MAX_ROWS} more` : "");
 }
 
@@ -156,7 +179,12 @@ function showState(cell, { presence, transfer }) {
 
 /** Show a transfer's progress in a bar; return it in words. */
 function progress(bar, { done_bytes: done, total_bytes: total, rate_bytes_per_s: rate, stage, last_error: error }) {
-  if (total) { bar.max = total; bar.value = done; } else bar.removeAttribute("value");
+  if (total) {
+    bar.max = total;
+    bar.value = done;
+  } else {
+    bar.removeAttribute("value");
+  }
   const now = error || (stage !== DOWNLOADING ? stage : rate && `${size(rate)}/s`);
   return [total && `${size(done)} of ${size(total)}`, now].filter(Boolean).join(" · ");
 }

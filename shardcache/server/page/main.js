@@ -23,8 +23,11 @@ function show(moment) {
   showStores(moment);
   // Exactly those frames can have the focus that scroll sideways.
   for (const frame of document.querySelectorAll(".wide")) {
-    if (frame.scrollWidth > frame.clientWidth + 1) frame.tabIndex = 0;
-    else frame.removeAttribute("tabindex");
+    if (frame.scrollWidth > frame.clientWidth + 1) {
+      frame.tabIndex = 0;
+    } else {
+      frame.removeAttribute("tabindex");
+    }
   }
 }
 
@@ -51,11 +54,15 @@ async function run() {
   for (let failures = 0; ;) {
     while (document.hidden) await once(document, "visibilitychange"); // a hidden page sends no requests
     try {
-      await follow((name, data) => { failures = 0; onEvent(name, data); });
+      await follow((name, data) => {
+        failures = 0;
+        onEvent(name, data);
+      });
     } catch {
       if (document.hidden) continue;
       onLink(false);
-      await new Promise((done) => setTimeout(done, 1000 * PAUSES_S[Math.min(failures, PAUSES_S.length - 1)]));
+      const pauseS = PAUSES_S[Math.min(failures, PAUSES_S.length - 1)];
+      await new Promise((done) => setTimeout(done, 1000 * pauseS));
       failures += 1;
     }
   }
@@ -71,7 +78,8 @@ function takeToken() {
 
 /** Show the token form until a token has been typed. */
 async function askToken() {
-  const form = byId("token"), field = byId("token-text");
+  const form = byId("token");
+  const field = byId("token-text");
   byId("main").hidden = true;
   form.hidden = false;
   field.value = "";
@@ -86,15 +94,20 @@ const once = (target, event) => new Promise((done) => target.addEventListener(ev
 
 /** Read the stream once; `take` is called with each event's name and data. */
 async function follow(take) {
-  const token = sessionStorage.getItem(KEY), stop = new AbortController();
+  const token = sessionStorage.getItem(KEY);
+  const stop = new AbortController();
   const hide = () => document.hidden && stop.abort();
   document.addEventListener("visibilitychange", hide);
   try {
     const headers = token ? { Authorization: `Bearer ${token}` } : {};
     const answer = await fetch("dashboard/live", { headers, signal: stop.signal, cache: "no-store" });
-    if (answer.status === 401) await askToken();
-    else if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
-    else await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), take);
+    if (answer.status === 401) {
+      await askToken();
+    } else if (answer.ok) {
+      await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), take);
+    } else {
+      throw new Error(`the daemon answered ${answer.status}`);
+    }
   } finally {
     document.removeEventListener("visibilitychange", hide);
   }

@@ -25,7 +25,8 @@ function showWaits(held, users, urls) {
     const { job, uid, readers, share, longest } = each;
     const who = job ? `${job} (${users.get(uid) ?? uid})` : "no job";
     const long = isLasting(each)
-      ? `waiting ${percent(share, 1)} of the last 30 s` : `up to ${duration(longest.for_s)}`;
+      ? `waiting ${percent(share, 1)} of the last 30 s`
+      : `up to ${duration(longest.for_s)}`;
     setTexts(item, [who, count(readers, "reader"), long, whatFor(each, urls)]);
     item.title = longest?.url ?? "";
   });
@@ -33,17 +34,22 @@ function showWaits(held, users, urls) {
   setText(byId("waits-more"), more > 0 ? `and ${count(more, "more job")}` : "");
 }
 
+/** In how many seconds the first missing shard is needed, as [value, more]. */
+function firstMissing(jobs) {
+  const live = jobs.filter((job) => job.sessions);
+  const ahead = live.map((job) => job.ahead_s).filter((seconds) => seconds !== null);
+  if (ahead.length) return [neededIn(Math.min(...ahead)), "of all jobs"];
+  const isPlanned = live.some((job) => job.shards_planned);
+  return ["–", isPlanned ? "all planned shards are cached" : "no shard is planned"];
+}
+
 /** The key figures, as [name, value, more]. */
 export function figures({ jobs, cache, counters, pins, bill }, rates) {
-  const ahead = jobs.filter((job) => job.sessions && job.ahead_s !== null).map((job) => job.ahead_s);
-  const isPlanned = jobs.some((job) => job.sessions && job.shards_planned);
   const leases = counters.hits + counters.misses;
   const contents = [`${size(cache.used_bytes)} of ${size(cache.capacity_bytes)}`, count(cache.shards, "shard")];
   if (pins.shards) contents.push(`${size(pins.size_bytes)} pinned`);
   return [
-    ["First missing shard needed in", ...(ahead.length
-      ? [neededIn(Math.min(...ahead)), "of all jobs"]
-      : ["–", isPlanned ? "all planned shards are cached" : "no shard is planned"])],
+    ["First missing shard needed in", ...firstMissing(jobs)],
     ["Download rate", `${size(rates.now)}/s`, `${size(downloaded(counters))} since the start`],
     ["Saved", bill.saved_bytes > 0 ? size(bill.saved_bytes) : "–", bill.text],
     ["Cache hits", leases ? percent(counters.hits, leases) : "–", `of ${count(leases, "lease")}`],
@@ -97,17 +103,23 @@ export class Rates {
 
   /** Add a moment's counter; after a restart of the daemon, start over. */
   take({ uptime_s: at, counters }) {
-    const previous = this.previous, bytes = downloaded(counters);
+    const previous = this.previous;
+    const bytes = downloaded(counters);
     this.previous = { at, bytes };
     if (previous === null || previous.at === at) return;
-    if (previous.at > at) { this.values = []; return; }
+    if (previous.at > at) {
+      this.values = [];
+      return;
+    }
     this.values.push(Math.max(0, (bytes - previous.bytes) / (at - previous.at)));
     this.values.splice(0, this.values.length - KEPT);
     this.draw();
   }
 
   draw() {
-    const most = Math.max(0, ...this.values), top = ceiling(most), first = KEPT - this.values.length;
+    const most = Math.max(0, ...this.values);
+    const top = ceiling(most);
+    const first = KEPT - this.values.length;
     const line = this.values.map((value, index) => `${first + index},${1 - value / top}`).join(" ");
     byId("rate-line").setAttribute("points", line);
     byId("rate-area").setAttribute("points", `${first},1 ${line} ${KEPT - 1},1`);
@@ -134,7 +146,8 @@ export function showStores({ origins, tiers, counters, limits }) {
   }, "No requests yet.");
   for (const entry of byId("counters").children) {
     const { counter } = entry.dataset;
-    setText(entry.lastElementChild, (counter.endsWith("_bytes") ? size : number)(counters[counter]));
+    const inWords = counter.endsWith("_bytes") ? size : number;
+    setText(entry.lastElementChild, inWords(counters[counter]));
   }
   byId("from-tier").hidden = tiers.length === 0;
 }

@@ -4,9 +4,11 @@
 import { count } from "./dom.js";
 
 // Waits shorter than SHORT_S are most likely over by now; from STALLED_S on, a reader is stalled.
-const SHORT_S = 1, STALLED_S = 10;
+const SHORT_S = 1;
+const STALLED_S = 10;
 // A job that is short of data may wait for a moment each time, and be reading when one looks.
-const SHORT_SHARE = 0.1, STALLED_SHARE = 0.5;
+const SHORT_SHARE = 0.1;
+const STALLED_SHARE = 0.5;
 
 export const keyOf = ({ job, name = job, uid }) => JSON.stringify([name, uid]);
 
@@ -15,8 +17,11 @@ function byJob(waits) {
   const found = new Map();
   for (const wait of [...waits].sort((a, b) => b.for_s - a.for_s)) {
     const previous = found.get(keyOf(wait));
-    if (previous) previous.readers += wait.readers;
-    else found.set(keyOf(wait), { ...wait, longest: wait });
+    if (previous) {
+      previous.readers += wait.readers;
+    } else {
+      found.set(keyOf(wait), { ...wait, longest: wait });
+    }
   }
   return found;
 }
@@ -28,16 +33,20 @@ function byJob(waits) {
  * waits.
  */
 export function shortOfData({ jobs, waits }, reasons) {
-  const now = byJob(waits), found = [];
+  const now = byJob(waits);
   for (const [key, { longest }] of now) reasons.set(key, longest.reason);
   const known = new Map(jobs.map((job) => [keyOf(job), job]));
+  const found = [];
   for (const key of new Set([...now.keys(), ...known.keys()])) {
-    const wait = now.get(key), job = known.get(key), share = job?.sessions ? job.waiting_share : 0;
+    const wait = now.get(key);
+    const job = known.get(key);
+    const share = job?.sessions ? job.waiting_share : 0;
     const longest = wait && wait.longest.for_s >= SHORT_S ? wait.longest : null;
     if (longest === null && share < SHORT_SHARE) continue;
     const stalled = share >= STALLED_SHARE || (longest !== null && longest.for_s >= STALLED_S);
     const who = wait ? { job: wait.job, uid: wait.uid } : { job: job.name, uid: job.uid };
-    const readers = longest ? wait.readers : job.sessions, reason = reasons.get(key) ?? "";
+    const readers = longest ? wait.readers : job.sessions;
+    const reason = reasons.get(key) ?? "";
     found.push([key, { ...who, readers, share, longest, reason, stalled }]);
   }
   const held = ({ longest, share }) => Math.max(longest?.for_s ?? 0, 30 * share);
@@ -53,8 +62,9 @@ export const isLasting = ({ share }) => share >= SHORT_SHARE;
  */
 export function verdict(jobs, short) {
   const readers = jobs.reduce((total, job) => total + job.sessions, 0);
-  const held = [...short.values()], live = jobs.filter((job) => job.sessions).length;
   if (readers === 0) return "No job is connected.";
+  const held = [...short.values()];
+  const live = jobs.filter((job) => job.sessions).length;
   const of = `${count(readers, "reader")}, ${count(live, "job")}`;
   if (held.length === 0) return `No reader is waiting (${of}).`;
   const reasons = new Set(held.map(({ reason }) => reason.split(": ")[0]).filter(Boolean));
