@@ -141,11 +141,11 @@ class JoinedReader(ShardReader[T_co]):
         partners = {
             f"{name}.": _partner_sizes(self.parts, other) for name, other in self._others.items()
         }
-        own_prefix = self.parts.pipeline.decode.prefix
+        decode_stage = self.parts.pipeline.decode
 
         def chosen(entry: IndexEntry) -> object:
             """Return the predicate's answer for an entry with all sources' sizes and rows."""
-            sizes = _prefixed(own_prefix, entry.sizes)
+            sizes = _prefixed(decode_stage.prefix, entry.sizes)
             for prefix, sizes_of in partners.items():
                 sizes |= _prefixed(prefix, sizes_of(entry))
             rows = {

@@ -153,15 +153,16 @@ class Requests:
             claim: the claim under which the request runs: the span's, or that of a hedged request.
             count_bytes: called with each number of bytes received.
         """
+        # The priority is that of the span's claim, as the claim of a request without a slot of its
+        # own (`fetch_within`) has no group.
+        priority = span.claim.group.priority
         read = PausableRead(
             span.obj.url,
             self._stall_timeout_s,
             count_bytes,
             span.parts.size_bytes,
             partial(self._bandwidth.grant, claim),
-            # The priority is that of the span's claim, as the claim of a request without a slot of
-            # its own (`fetch_within`) has no group.
-            prompt=span.claim.group.priority.streamed,
+            prompt=priority.streamed,
         )
         claim.work = read
         self._reads[read] = claim.origin_name

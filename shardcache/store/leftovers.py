@@ -24,6 +24,11 @@ class Leftovers:
         self._space = space
         self.by_key: dict[str, Leftover] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes of all leftovers together."""
+        return sum(leftover.size_bytes for leftover in self.by_key.values())
+
     def keep(self, leftover: Leftover) -> None:
         """Keep a leftover, in place of one with the same key, until its space is needed."""
         self.forget(leftover.key)

@@ -278,7 +278,8 @@ class RankChunks(RankWork):
         # Place of the last item: the loop at the end sets it, and `with_checks` reads it. Before
         # the first item it is the start place, so the first check may come one place late, which
         # does no harm.
-        last_good = SharePlace(self._start_place, self._resume.reached.step.share)
+        first_step = self._resume.reached.step
+        last_good = SharePlace(self._start_place, first_step.share)
 
         def with_checks(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
             """Yield the results of reading, and check the progress after each bad sample."""

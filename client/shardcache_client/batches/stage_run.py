@@ -74,7 +74,8 @@ class StageRun:
     @property
     def places_passed(self) -> int:
         """Number of places of the share that the reader has passed."""
-        return self._epoch.reached.mark.place
+        reached = self._epoch.reached
+        return reached.mark.place
 
     @property
     def samples_left(self) -> int | None:

@@ -281,7 +281,8 @@ class ShardLoader(Generic[B_co]):
         """Return a new source, with workers, of the batches from a position on."""
         name = f"{os.getpid()}-{id(self)}"
         form = self._batch_form()
-        rank = self._reader.parts.group.ranks
+        parts = self._reader.parts
+        rank = parts.group.ranks
         epochs = self._reader.epochs
         if isinstance(position, BatchPosition):
             reading = epochs.reading(rank, epochs.deal)
@@ -308,7 +309,8 @@ class ShardLoader(Generic[B_co]):
     def _numbered_position(self, epoch: int, states: Sequence[SavedState]) -> BatchPosition:
         """Return the position at the start of an epoch whose batches have numbers."""
         epochs = self._reader.epochs
-        rank = self._reader.parts.group.ranks
+        parts = self._reader.parts
+        rank = parts.group.ranks
         form = self._batch_form()
         batches = epochs.rank_batches(epoch, states, form)
         state_form = epochs.state_form(form.places_per_batch, drop_last=form.drop_last)
@@ -317,7 +319,8 @@ class ShardLoader(Generic[B_co]):
     def _staged_position(self, epoch: int, states: Sequence[SavedState]) -> StagedPosition:
         """Return the position at the start of an epoch whose batches a stage or a filter makes."""
         epochs = self._reader.epochs
-        rank = self._reader.parts.group.ranks
+        parts = self._reader.parts
+        rank = parts.group.ranks
         form = self._batch_form()
         staged_form = epochs.staged_form(states)
         deal = staged_form.deal

@@ -125,7 +125,8 @@ class StagedPosition:
     @property
     def may_wait_for_ranks(self) -> bool:
         """True if the stage waits for other ranks, so that no thread may run it ahead."""
-        return self._staged_form.stage is not None and self.work.task.rank.world_size > 1
+        rank = self.work.task.rank
+        return self._staged_form.stage is not None and rank.world_size > 1
 
     def move_to(self, end: BatchEnd) -> None:
         """Set the position to the end of a batch that was taken."""
@@ -362,7 +363,8 @@ class _ChunkSamples:
         """Return the number of the share of uncounted shards that is being read."""
         begun = self._work.staged_epoch.begun_steps
         if not begun:
-            return self._work.resumes_at.step.share
+            first_step = self._work.resumes_at.step
+            return first_step.share
         return begun[-1].share
 
     def take_times(self) -> _ChunkTimes:

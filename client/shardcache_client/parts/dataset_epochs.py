@@ -302,7 +302,8 @@ class DatasetEpochs:
         rank, world_size = state.rank
         if world_size != topology.world_size:
             return False
-        are_ranks_equal = self._parts.samples.deal_options.even is not None
+        deal_options = self._parts.samples.deal_options
+        are_ranks_equal = deal_options.even is not None
         if rank != topology.rank and not are_ranks_equal:
             return False
         return (state.part.worker, state.part.workers) == (topology.worker, topology.workers)

@@ -340,13 +340,13 @@ class Fetcher:
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
         # Readers may still open an earlier file at this path, which they know by its inode. A new
         # file must not have the same number (see `GrantedFiles`).
-        granted_inodes = self._store.parts.granted.inodes(key)
+        granted_files = self._store.parts.granted
         return Partial.open(
             self._store.layout,
             obj,
             self._part_bytes,
             is_file=is_file,
-            granted_inodes=granted_inodes,
+            granted_inodes=granted_files.inodes(key),
         )
 
     async def _download(

@@ -73,13 +73,15 @@ class _ArrivingObject:
         return self._arrival.partial.path
 
     async def beyond(self, have_bytes: int) -> int:
-        size_bytes = self._arrival.partial.obj.size_bytes
+        obj = self._arrival.partial.obj
         if self._arrival.shard is not None:
-            return size_bytes
+            return obj.size_bytes
         if self._arrival.ready_bytes <= have_bytes:
             wait = Wait(self._client, idle_since_s=time.monotonic(), is_file=True)
             await self._arrival.wait_beyond(have_bytes, wait)
-        return size_bytes if self._arrival.shard is not None else self._arrival.ready_bytes
+        if self._arrival.shard is not None:
+            return obj.size_bytes
+        return self._arrival.ready_bytes
 
     def note_lost(self) -> None:
         """Do nothing, as the transfer that fills the file notices the loss."""

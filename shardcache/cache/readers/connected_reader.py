@@ -446,7 +446,9 @@ class Reader:
         if wait in self.clock:
             self.clock.end(wait)
             assert wait.idle_since_s is not None  # set when the wait began
-            self._counters.measures.wait.observe(time.monotonic() - wait.idle_since_s)
+            waited_s = time.monotonic() - wait.idle_since_s
+            measures = self._counters.measures
+            measures.wait.observe(waited_s)
 
     @property
     def waiting_for(self) -> str | None:

@@ -87,7 +87,8 @@ class HeldRange:
     def size_bytes(self) -> int:
         """Number of bytes in the range; bytes beyond the end of the object do not count."""
         start, end = self.span
-        return max(0, min(end, self.file.partial.obj.size_bytes) - start)
+        obj = self.file.partial.obj
+        return max(0, min(end, obj.size_bytes) - start)
 
     def hold_ahead(self, end: int) -> int:
         """Extend the range up to `end`, or to the first byte before it that is not cached.
@@ -253,7 +254,8 @@ class HeldRanges:
         if not read:
             self._part_residency.give_up_if_removed(held.file)
             return
-        url = stored_url(held.file.partial.obj.url)
+        obj = held.file.partial.obj
+        url = stored_url(obj.url)
         self._counters.bills.add_read(url, held.size_bytes, self._client)
 
     def let_go(self, held: HeldRange) -> None:

@@ -344,8 +344,7 @@ class Residency:
         shortfall_bytes = self._store.measured_space().shortfall_bytes(size_bytes)
         # Leftovers are removed before any shard is evicted. If they are larger than the shortfall,
         # it becomes negative here, and no victims are needed.
-        for leftover in self._store.leftovers.by_key.values():
-            shortfall_bytes -= leftover.size_bytes
+        shortfall_bytes -= self._store.leftovers.size_bytes
         victims = self._planner.schedule.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
         return victims is not None
 
