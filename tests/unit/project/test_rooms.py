@@ -1,39 +1,57 @@
-"""CONTRIBUTING.md says which tests test what: every room and all names in it exist."""
+"""CONTRIBUTING.md says which tests test what: it has a row for every package, and all that it names exists."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from support import ROOT
 
 TABLE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Which tests test what")[2]
-ROWS = dict(re.findall(r"^\| `([\w/]+)` \| (.+) \|$", TABLE, re.MULTILINE))
 
 
-def rooms() -> list[str]:
-    """Return the packages of daemon and client, and those within the cache."""
+def table_rows() -> dict[str, str]:
+    """Return the tests of each package, and of each module that has a row of its own."""
+    found = {}
+    for sources, tests in re.findall(r"^\| (`.+?) \| (.+) \|$", TABLE, re.MULTILINE):
+        for source in re.findall(r"`([\w/.]+)`", sources):
+            assert source not in found, f"{source} has two rows"
+            found[source] = tests
+    return found
+
+
+ROWS = table_rows()
+
+
+def packages() -> list[str]:
+    """Return all packages of daemon and client, however deep."""
     found = []
-    for folder in ("shardcache", "shardcache/cache", "client/shardcache_client"):
-        found += [
-            str(path.parent.relative_to(ROOT)) for path in (ROOT / folder).glob("*/__init__.py")
-        ]
+    for tree in ("shardcache", "client/shardcache_client"):
+        found += [str(path.parent.relative_to(ROOT)) for path in (ROOT / tree).rglob("__init__.py")]
+    found.remove("shardcache")  # it has only packages, and `errors.py`, which has a row
     return sorted(found)
 
 
-@pytest.mark.parametrize("room", rooms())
-def test_each_room_names_its_tests(room: str) -> None:
+@pytest.mark.parametrize("package", packages())
+def test_each_package_names_its_tests(package: str) -> None:
     """A new package has a row, with a path of its tests."""
-    assert "`tests/" in ROWS[room]
+    assert "`tests/" in ROWS[package]
 
 
-@pytest.mark.parametrize("room", ROWS)
-def test_names_of_the_table_exist(room: str) -> None:
-    """Rooms and tests exist after each move; names in a folder are below the one before."""
-    assert (ROOT / room).is_dir()
+@pytest.mark.parametrize("source", ROWS)
+def test_names_of_the_table_exist(source: str) -> None:
+    """Sources and tests exist after each move.
+
+    The name of a test file without a folder is in the folder that is named before it. Any other
+    name of a file is a module of the package.
+    """
+    assert (ROOT / source).exists()
     folder = ROOT
-    for name in re.findall(r"`([\w./]+)`", ROWS[room]):
+    for name in re.findall(r"`([\w./]+)`", ROWS[source]):
         if name.startswith("tests/"):
             folder = ROOT / name
             assert folder.exists(), name
-        elif name.endswith(".py") and name.rpartition("/")[2].startswith("test_"):
+        elif Path(name).name.startswith("test_"):
             assert (folder / name).is_file(), name
+        elif name.endswith(".py"):
+            assert (ROOT / source / name).is_file(), name
