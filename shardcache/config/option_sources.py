@@ -1,6 +1,10 @@
 """Sources of the options: flags, environment and file.
 
 `Settings` gets the values of all options from `Sources`, and names an option's source in errors.
+
+pydantic-settings could merge the sources, but does not tell which of them has set an option (its
+issue 756), so `kind_of_source` and `place` would stay. In a trial with equal behaviour, that saved
+one line of code, and each command that reads the settings started some 80 ms later.
 """
 
 import tomllib

@@ -1,7 +1,8 @@
 """Lines of a TOML file on which options are set, for errors and for `shardcache config show`.
 
-tomllib does not keep line numbers. Without them, an option is hard to find: pydantic numbers the
-tables of one name from 0, and names only the number of a wrong entry (`allow.3`).
+tomllib does not keep line numbers, and neither does tomlkit (its issue 55). Without them, an option
+is hard to find: pydantic numbers the tables of one name from 0, and names only the number of a
+wrong entry (`allow.3`).
 """
 
 import re
