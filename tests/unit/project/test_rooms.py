@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md says which tests test what: it has a row for every package, and all that it names exists."""
+"""CONTRIBUTING.md says which tests test what: each package has a row, and all names exist."""
 
 import re
 from pathlib import Path
