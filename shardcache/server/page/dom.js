@@ -1,19 +1,25 @@
-// DOM helpers and the formatting of figures. Text is inserted as text, never as markup: it comes from other users.
+// DOM helpers and the formatting of figures. Text is inserted as text, never as markup: it comes
+// from other users.
 
 export const byId = (id) => document.getElementById(id);
 
-/** Set an element's text and tooltip, the text only if it differs: screen readers announce every change. */
+/**
+ * Set an element's text and tooltip, the text only if it differs: screen readers announce every
+ * change.
+ */
 export function setText(element, text, title = element.title) {
   if (element.textContent !== text) element.textContent = text;
   element.title = title;
 }
 
 /** Set the texts of an element's first children. */
-export const setTexts = (element, texts) => texts.forEach((text, at) => setText(element.children[at], text));
+export function setTexts(element, texts) {
+  texts.forEach((text, at) => setText(element.children[at], text));
+}
 
 /**
- * Give a list one child per item, in order: a copy of the template with the list's id and `-item`, or the former child
- * of the same item. `fill(child, item)` updates it.
+ * Give a list one child per item, in order: a copy of the template with the list's id and `-item`,
+ * or the former child of the same item. `fill(child, item)` updates it.
  */
 export function sync(list, items, key, fill) {
   const template = byId(`${list.id}-item`).content.firstElementChild;
@@ -37,7 +43,10 @@ export function sync(list, items, key, fill) {
   for (const child of previous.values()) child.remove();
 }
 
-/** Fill a table's body with one row per item, or show the text `none`; `fill(row, item, cells)` updates a row. */
+/**
+ * Fill a table's body with one row per item, or show the text `none`; `fill(row, item, cells)`
+ * updates a row.
+ */
 export function table(body, items, key, fill, none) {
   sync(body, items, key, (row, item) => fill(row, item, ...row.children));
   const { rows: [row] } = body.nextElementSibling;
@@ -45,7 +54,10 @@ export function table(body, items, key, fill, none) {
   setText(row.cells[0], none);
 }
 
-/** A canvas's drawing context, sized to its displayed size and pixel density; null while it is hidden. */
+/**
+ * A canvas's drawing context, sized to its displayed size and pixel density; null while it is
+ * hidden.
+ */
 export function brush(canvas) {
   const width = canvas.clientWidth;
   const height = canvas.clientHeight;
@@ -64,7 +76,10 @@ export function brush(canvas) {
 }
 
 /** A colour of the current theme, by the name of its custom property. */
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export function colour(name) {
+  const style = getComputedStyle(document.documentElement);
+  return style.getPropertyValue(name).trim();
+}
 
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 const COUNT = new Intl.NumberFormat("en");
@@ -93,7 +108,10 @@ export function duration(seconds) {
   return pair(Math.floor(hours / 24), "d", hours % 24, "h");
 }
 
-const pair = (large, unit, small, lesser) => (small ? `${large} ${unit} ${small} ${lesser}` : `${large} ${unit}`);
+function pair(large, unit, small, lesser) {
+  if (small === 0) return `${large} ${unit}`;
+  return `${large} ${unit} ${small} ${lesser}`;
+}
 
 export const number = (value) => COUNT.format(value);
 export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
@@ -104,13 +122,17 @@ export function neededIn(seconds) {
   return seconds < 0.5 ? "now" : duration(seconds);
 }
 
-/** The end of a url, by which shards of one dataset differ; as much of it as no other one of `urls` has. */
+/**
+ * The end of a url, by which shards of one dataset differ; as much of it as no other one of `urls`
+ * has.
+ */
 export function ending(url, urls = []) {
   const parts = (whole) => whole.replace(/[?#].*$/, "").split("/").filter(Boolean);
   const own = parts(url);
   const others = urls.filter((other) => other !== url).map(parts);
   const end = (all, length) => all.slice(-length).join("/");
+  const isShared = (length) => others.some((other) => end(other, length) === end(own, length));
   let length = 1;
-  while (length < own.length && others.some((other) => end(other, length) === end(own, length))) length += 1;
+  while (length < own.length && isShared(length)) length += 1;
   return end(own, length);
 }

@@ -1,4 +1,5 @@
-// The jobs: the current state of each, and its next five minutes as a strip; and the upcoming shards.
+// The jobs: the current state of each, and its next five minutes as a strip; and the upcoming
+// shards.
 
 import { brush, byId, colour, setText, setTexts, sync, table } from "./dom.js";
 import { count, duration, ending, neededIn, number, percent, size } from "./dom.js";
@@ -9,10 +10,15 @@ const PRESENCES = [["cached", "cached"], ["fetching", "being fetched"], ["missin
 const MARK = 4;
 
 /** The urls that the page names, to be told apart. */
-export const urlsOf = ({ waits, gaps, transfers }) => [...waits, ...gaps, ...transfers].map(({ url }) => url);
+export function urlsOf({ waits, gaps, transfers }) {
+  return [...waits, ...gaps, ...transfers].map(({ url }) => url);
+}
 
-const unmatched = (job) => (job.samples_unmatched ? ` (${number(job.samples_unmatched)} samples unmatched)` : "");
-const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}${unmatched(job)}`;
+function read(job) {
+  const shards = `${number(job.shards_done)} of ${number(job.shards_planned)}`;
+  if (!job.samples_unmatched) return shards;
+  return `${shards} (${number(job.samples_unmatched)} samples unmatched)`;
+}
 
 function pace(rate) {
   if (rate === 0) return "–";
@@ -28,7 +34,8 @@ export function showJobs(moment, short) {
   const { jobs, lanes } = moment;
   const urls = urlsOf(moment);
   const laneOf = new Map(lanes.map((lane) => [keyOf(lane), lane]));
-  const live = jobs.filter((job) => job.sessions > 0).sort((a, b) => (b.waiting > 0) - (a.waiting > 0));
+  const live = jobs.filter((job) => job.sessions > 0);
+  live.sort((a, b) => (b.waiting > 0) - (a.waiting > 0)); // jobs that wait come first
   table(byId("job-rows"), live, keyOf, (row, job, name, now, ...cells) => {
     setTexts(name, [job.name, job.user]);
     showNow(row, now, job, short.get(keyOf(job)), urls);
@@ -41,7 +48,8 @@ export function showJobs(moment, short) {
   byId("past").hidden = past.length === 0;
   setText(byId("past-count"), count(past.length, "ended job"));
   sync(byId("past-jobs"), past, keyOf, (item, job) => {
-    setText(item, `${job.name} (${job.user}): shards read ${read(job)}, waited ${duration(job.waited_s)}, ${job.bill.text}`);
+    const facts = `shards read ${read(job)}, waited ${duration(job.waited_s)}, ${job.bill.text}`;
+    setText(item, `${job.name} (${job.user}): ${facts}`);
   });
 }
 
@@ -79,24 +87,31 @@ function showLane(cell, job, lane) {
     return;
   }
   const { cached, fetching, failed } = lane.counts;
-  const counts = { cached, fetching, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
+  const missing = lane.counts.missing.map((value, at) => value + failed[at]);
+  const counts = { cached, fetching, missing };
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   const words = PRESENCES.map(([name, word]) => `${number(sum(counts[name]))} ${word}`).join(", ");
   setText(text, `needed: ${words}`);
-  const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${ending(use.url)} (${use.presence})`).join("\n");
+  const next = lane.soonest
+    .map((use) => `${duration(use.in_s)}: ${ending(use.url)} (${use.presence})`)
+    .join("\n");
   const guess = job.shards_per_s ? "" : "\nthe pace is an estimate until a shard has been read";
   cell.title = `needed in the next ${duration(lane.known_to_s)}: ${words}${guess}\n\n${next}`;
   drawLane(canvas, counts, lane.known_to_s);
 }
 
-/** Bars as high as the number of shards needed, coloured by state; below, a mark if one is missing or being fetched. */
+/**
+ * Bars as high as the number of shards needed, coloured by state; below, a mark if one is missing
+ * or being fetched.
+ */
 function drawLane(canvas, counts, knownToS) {
   const area = brush(canvas);
   if (area === null) return;
   const { context, width, height } = area;
-  const step = width / counts.cached.length;
+  const { cached, fetching, missing } = counts;
+  const step = width / cached.length;
   const room = height - MARK - 2;
-  const totals = counts.cached.map((cached, at) => cached + counts.fetching[at] + counts.missing[at]);
+  const totals = cached.map((value, at) => value + fetching[at] + missing[at]);
   const most = Math.max(1, ...totals);
   const bar = (tone, ...box) => {
     context.fillStyle = tone;
@@ -115,9 +130,9 @@ function drawLane(canvas, counts, knownToS) {
       top -= tall;
       bar(tones[name], left, top, wide, tall);
     }
-    if (counts.missing[at]) {
+    if (missing[at]) {
       bar(tones.missing, left, height - MARK, wide, MARK);
-    } else if (counts.fetching[at]) {
+    } else if (fetching[at]) {
       bar(tones.fetching, left, height - MARK, wide, MARK / 2);
     }
   });
@@ -146,7 +161,8 @@ export function showUpcoming(moment) {
     setText(job, row.job ? `${row.job} (${users.get(row.uid) ?? row.uid})` : "");
     showState(state, row);
   }, nothingUpcoming(lanes));
-  setText(byId("upcoming-more"), rows.length > MAX_ROWS ? `and ${rows.length - MAX_ROWS} more` : "");
+  const more = rows.length - MAX_ROWS;
+  setText(byId("upcoming-more"), more > 0 ? `and ${more} more` : "");
 }
 
 /** What the list says while it is empty. */
@@ -157,7 +173,10 @@ function nothingUpcoming(lanes) {
   return "All shards needed in the next five minutes are cached.";
 }
 
-/** A row for each gap, with its transfer if there is one, and for each other transfer; the most urgent first. */
+/**
+ * A row for each gap, with its transfer if there is one, and for each other transfer; the most
+ * urgent first.
+ */
 function upcoming(gaps, transfers) {
   const left = new Set(transfers); // redacted urls are all equal: each transfer is used once
   const rows = gaps.map((gap) => {
@@ -165,8 +184,10 @@ function upcoming(gaps, transfers) {
     left.delete(transfer);
     return { ...gap, transfer };
   });
-  const others = [...left].map((transfer) => ({ in_s: transfer.needed_in_s, url: transfer.url, transfer }));
-  return [...rows, ...others].sort((a, b) => urgency(a) - urgency(b) || 0); // NaN if neither is planned
+  for (const transfer of left) {
+    rows.push({ in_s: transfer.needed_in_s, url: transfer.url, transfer });
+  }
+  return rows.sort((a, b) => urgency(a) - urgency(b) || 0); // NaN if neither is planned
 }
 
 function showState(cell, { presence, transfer }) {
@@ -178,7 +199,9 @@ function showState(cell, { presence, transfer }) {
 }
 
 /** Show a transfer's progress in a bar; return it in words. */
-function progress(bar, { done_bytes: done, total_bytes: total, rate_bytes_per_s: rate, stage, last_error: error }) {
+function progress(bar, transfer) {
+  const { done_bytes: done, total_bytes: total, rate_bytes_per_s: rate } = transfer;
+  const { stage, last_error: error } = transfer;
   if (total) {
     bar.max = total;
     bar.value = done;

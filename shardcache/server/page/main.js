@@ -52,7 +52,8 @@ function redraw() {
 async function run() {
   takeToken();
   for (let failures = 0; ;) {
-    while (document.hidden) await once(document, "visibilitychange"); // a hidden page sends no requests
+    // A hidden page sends no requests.
+    while (document.hidden) await once(document, "visibilitychange");
     try {
       await follow((name, data) => {
         failures = 0;
@@ -68,7 +69,10 @@ async function run() {
   }
 }
 
-/** Take the token from the address's fragment, which browsers never send, and remove it from the address. */
+/**
+ * Take the token from the address's fragment, which browsers never send, and remove it from the
+ * address.
+ */
 function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (found === null) return;
@@ -87,10 +91,13 @@ async function askToken() {
   await once(form, "submit");
   sessionStorage.setItem(KEY, field.value.trim());
   form.hidden = true;
-  setText(byId("token-wrong"), "That was not the daemon's token."); // read when the form is shown again
+  // This is read when the form is shown again.
+  setText(byId("token-wrong"), "That was not the daemon's token.");
 }
 
-const once = (target, event) => new Promise((done) => target.addEventListener(event, done, { once: true }));
+function once(target, event) {
+  return new Promise((done) => target.addEventListener(event, done, { once: true }));
+}
 
 /** Read the stream once; `take` is called with each event's name and data. */
 async function follow(take) {
@@ -100,7 +107,8 @@ async function follow(take) {
   document.addEventListener("visibilitychange", hide);
   try {
     const headers = token ? { Authorization: `Bearer ${token}` } : {};
-    const answer = await fetch("dashboard/live", { headers, signal: stop.signal, cache: "no-store" });
+    const options = { headers, signal: stop.signal, cache: "no-store" };
+    const answer = await fetch("dashboard/live", options);
     if (answer.status === 401) {
       await askToken();
     } else if (answer.ok) {

@@ -1,5 +1,5 @@
-// The summary: whether any reader is waiting and for what, warnings, and the key figures; and the traffic: the download
-// rate, and the origins with their connections and counters.
+// The summary: whether any reader is waiting and for what, warnings, and the key figures; and the
+// traffic: the download rate, and the origins with their connections and counters.
 
 import { byId, setText, setTexts, sync, table } from "./dom.js";
 import { count, duration, neededIn, number, percent, size } from "./dom.js";
@@ -19,7 +19,10 @@ export function showSummary(moment, rates, short) {
   sync(byId("figures"), figures(moment, rates), ([name]) => name, setTexts);
 }
 
-/** List the jobs that are short of data, and of what; kept out of the line above, which is announced. */
+/**
+ * List the jobs that are short of data, and of what; kept out of the line above, which is
+ * announced.
+ */
 function showWaits(held, users, urls) {
   sync(byId("waits"), held.slice(0, MAX_WAITS), keyOf, (item, each) => {
     const { job, uid, readers, share, longest } = each;
@@ -46,7 +49,8 @@ function firstMissing(jobs) {
 /** The key figures, as [name, value, more]. */
 export function figures({ jobs, cache, counters, pins, bill }, rates) {
   const leases = counters.hits + counters.misses;
-  const contents = [`${size(cache.used_bytes)} of ${size(cache.capacity_bytes)}`, count(cache.shards, "shard")];
+  const used = `${size(cache.used_bytes)} of ${size(cache.capacity_bytes)}`;
+  const contents = [used, count(cache.shards, "shard")];
   if (pins.shards) contents.push(`${size(pins.size_bytes)} pinned`);
   return [
     ["First missing shard needed in", ...firstMissing(jobs)],
@@ -63,8 +67,14 @@ const LATE_S = 1;
 const PINNED_FULL = 0.95;
 
 const CHECKS = [
-  ({ draining }) => draining && ["The daemon is stopping.", "Readers wait for the next daemon, then continue."],
-  ({ disk }) => disk.error && [`${disk.error.message}, for ${duration(disk.since_s)}.`, disk.error.remedy],
+  ({ draining }) => draining && [
+    "The daemon is stopping.",
+    "Readers wait for the next daemon, then continue.",
+  ],
+  ({ disk }) => disk.error && [
+    `${disk.error.message}, for ${duration(disk.since_s)}.`,
+    disk.error.remedy,
+  ],
   ({ cache, disk }) => disk.short_bytes && !disk.error && [
     `Other files on the disk limit the cache to ${size(cache.capacity_bytes - disk.short_bytes)}.`,
     "Remove them, lower --min-free, or lower --capacity.",
@@ -76,14 +86,17 @@ const CHECKS = [
   ],
   ({ pins }) => pins.shards && pins.size_bytes > PINNED_FULL * pins.limit_bytes && [
     "The limit on pinned shards is almost reached.",
-    `${size(pins.size_bytes)} of ${size(pins.limit_bytes)} are pinned; shardcache unpin frees some.`,
+    `${size(pins.size_bytes)} of ${size(pins.limit_bytes)} are pinned; `
+      + "shardcache unpin frees some.",
   ],
   ({ counters }) => counters.corrupt && [
     `${count(counters.corrupt, "corrupt shard")} since the start.`,
     "Each was quarantined and is re-fetched when it is needed; the log names them.",
   ],
-  ({ loop_lag: lag }) => lag.p99_s > LATE_S
-    && [`The daemon responds slowly: ${duration(lag.p99_s)}.`, "The node has no CPU time to spare for it."],
+  ({ loop_lag: lag }) => lag.p99_s > LATE_S && [
+    `The daemon responds slowly: ${duration(lag.p99_s)}.`,
+    "The node has no CPU time to spare for it.",
+  ],
   ({ cache }) => cache.free_bytes === null && ["The cache folder is missing.", cache.dir],
 ];
 
@@ -93,7 +106,9 @@ const KEPT = 120;
 
 const downloaded = (counters) => counters.origin_bytes + counters.tier_bytes;
 
-/** The download rate, from the origins and the tier, over the last two minutes, in bytes per second. */
+/**
+ * The download rate, from the origins and the tier, over the last two minutes, in bytes per second.
+ */
 export class Rates {
   values = [];
   previous = null;
@@ -124,7 +139,8 @@ export class Rates {
     byId("rate-line").setAttribute("points", line);
     byId("rate-area").setAttribute("points", `${first},1 ${line} ${KEPT - 1},1`);
     setText(byId("rate-top"), `${size(top)}/s`);
-    setText(byId("rate-text"), `now ${size(this.now)}/s, peak ${size(most)}/s in the last ${this.values.length} s`);
+    const peak = `peak ${size(most)}/s in the last ${this.values.length} s`;
+    setText(byId("rate-text"), `now ${size(this.now)}/s, ${peak}`);
   }
 }
 
@@ -136,13 +152,15 @@ function ceiling(value) {
 }
 
 export function showStores({ origins, tiers, counters, limits }) {
-  sync(byId("limits"), [...limits].sort((a, b) => b.holds - a.holds), (limit) => limit.text, (item, { text, holds }) => {
+  const holdingFirst = [...limits].sort((a, b) => b.holds - a.holds);
+  sync(byId("limits"), holdingFirst, (limit) => limit.text, (item, { text, holds }) => {
     setText(item.firstElementChild, text);
     item.firstElementChild.classList.toggle("waits", holds);
   });
   table(byId("store-rows"), origins, (row) => row.name, (_, row, name, ...cells) => {
     setText(name, row.name, row.name);
-    [row.connections, row.limit, row.throttled].forEach((value, at) => setText(cells[at], number(value)));
+    const numbers = [row.connections, row.limit, row.throttled];
+    numbers.forEach((value, at) => setText(cells[at], number(value)));
   }, "No requests yet.");
   for (const entry of byId("counters").children) {
     const { counter } = entry.dataset;

@@ -1,5 +1,5 @@
-// Which jobs are short of data: by their present waits, and by the share of the last 30 s that they
-// waited.
+// The jobs that are short of data, by their present waits and by the share of the last 30 s that
+// they waited.
 
 import { count } from "./dom.js";
 
@@ -29,8 +29,8 @@ function byJob(waits) {
 /**
  * The jobs that are short of data, by key, the worst first: { job, uid, readers, share, longest,
  * reason, stalled }. `share` is of the last 30 s; `longest` is the longest present wait, or null if
- * it is over in a moment. `reasons` keeps each job's latest, for moments in which none of its readers
- * waits.
+ * it is over in a moment. `reasons` keeps each job's latest, for moments in which none of its
+ * readers waits.
  */
 export function shortOfData({ jobs, waits }, reasons) {
   const now = byJob(waits);
