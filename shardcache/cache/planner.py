@@ -5,6 +5,9 @@ shard under a key, which is made of a url and a version. A plan names a shard by
 manifest gave the version, otherwise by its url. Once the origin has reported a version for a name,
 an alias maps the name to the key of that version, if the two differ. All services of the cache ask
 the `Planner` which shards are needed when.
+
+Names and schedule are one class, because almost every class that uses names uses the schedule, too;
+and because a name that gets another key (`learn`) changes what the schedule may evict.
 """
 
 import time
