@@ -23,9 +23,11 @@ from support.stores.seaweedfs import SeaweedFS
 # Options of the daemon, credentials and places of stores, proxies, ranks set by a launcher, a
 # service manager's sockets, and what changes the look of terminals.
 _OTHERS = re.compile(
-    r"(?:SHARDCACHE|AWS|GOOGLE|GCS|AZURE|HF|FSSPEC|XDG|SLURM|PMI|OMPI|TORCHELASTIC|LISTEN|WATCHDOG)_"
+    r"(?:SHARDCACHE|AWS|GOOGLE|GCS|AZURE|HF|FSSPEC|XDG)_"
+    r"|(?:SLURM|PMI|OMPI|TORCHELASTIC|LISTEN|WATCHDOG)_"
     r"|(?:https?|ftp|all|no)_proxy$|(?:REQUESTS|CURL)_CA_BUNDLE$"
-    r"|(?:(?:LOCAL|GROUP|NODE|ROLE)_)?RANK$|(?:(?:LOCAL|GROUP|ROLE)_)?WORLD_SIZE$|MASTER_(?:ADDR|PORT)$"
+    r"|(?:(?:LOCAL|GROUP|NODE|ROLE)_)?RANK$|(?:(?:LOCAL|GROUP|ROLE)_)?WORLD_SIZE$"
+    r"|MASTER_(?:ADDR|PORT)$"
     r"|NOTIFY_SOCKET$|(?:NO|FORCE|CLI)COLOR|(?:NO|FORCE)_COLOR$|COLUMNS$|LINES$",
     re.IGNORECASE,
 )
@@ -72,7 +74,8 @@ looks_for_new = "RANDOM_EXAMPLES" in os.environ
 settings.register_profile(
     "full",  # of `make test-slow`, which runs all properties again
     deadline=None,
-    max_examples=50,  # half of the default; `support.cases.examples` is for tests of large and of small spaces
+    # Half of the default; `support.cases.examples` is for tests of large and of small spaces.
+    max_examples=50,
     derandomize=not looks_for_new,
     database=settings.default.database if looks_for_new and os.access(Path(), os.W_OK) else None,
 )

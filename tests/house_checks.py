@@ -276,7 +276,10 @@ class Density:
         )
 
 
-HEADINGS = f"{'files':>5} {'tokens':>7} {'code':>6} {'chars':>6} {'tuples':>7} {'if-else':>7} {'long %':>6}"
+HEADINGS = (
+    f"{'files':>5} {'tokens':>7} {'code':>6} {'chars':>6} "
+    f"{'tuples':>7} {'if-else':>7} {'long %':>6}"
+)
 """Files, tokens, code lines and their length; tuple assignments, conditionals and long lines."""
 
 _LAYOUT = frozenset(

@@ -143,7 +143,8 @@ def _measure(parts: list[str], scale: float, rounds: int, root: Path | None, pat
                 place.say(f"[bold]{part}[/] failed: {found}")
                 failed.append(part)
     machine = head["machine"]
-    title = f"{machine['cores']} cores, Python {machine['python']}, {scale:.0%} of the data; appended to {path}"
+    where = f"{machine['cores']} cores, Python {machine['python']}"
+    title = f"{where}, {scale:.0%} of the data; appended to {path}"
     console().print(render(rows, title))
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}; their rows before that are in {path}")

@@ -212,7 +212,7 @@ class Row:
     """One line: our figure, next to a peer's of the same kind (best or median) if there is one.
 
     Attributes:
-        target: for the ratio where there is a peer, else for the figure; None for what is shown as a mark only.
+        target: for the ratio where there is a peer, else for the figure; None for a mark only.
     """
 
     unit: str  # a rate ends in "/s", "/CPU-s" or "apart": more of it is better, of all else less

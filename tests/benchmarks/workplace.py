@@ -98,7 +98,8 @@ class Workplace:
         free_bytes = shutil.disk_usage(self.root).free
         if free_bytes < wanted_bytes:
             raise RuntimeError(
-                f"{self.root} has {free_bytes / 1e9:.1f} GB free, the benchmark needs {wanted_bytes / 1e9:.1f} GB: "
+                f"{self.root} has {free_bytes / 1e9:.1f} GB free, "
+                f"the benchmark needs {wanted_bytes / 1e9:.1f} GB: "
                 "give another --root or a smaller --scale"
             )
 

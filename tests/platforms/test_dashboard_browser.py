@@ -25,22 +25,26 @@ pytestmark = [
 # A job's name, and a part of a url, that would run where a page took text for markup.
 MARKUP = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
 TOKEN = "0123456789abcdef0123456789abcdef"
-FOCUS = "document.activeElement.id || document.activeElement.className || document.activeElement.tagName"
+FOCUS = "(({ id, className, tagName }) => id || className || tagName)(document.activeElement)"
 # Relative luminance of a colour, 0 to 1 (WCAG 2.2).
 LIGHTNESS = """(() => {
-    const [r, g, b] = getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map((c) => c / 255);
+    const colour = getComputedStyle(document.body).backgroundColor;
+    const [r, g, b] = colour.match(/[0-9]+/g).map((c) => c / 255);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 })()"""
-THRICE = """import(document.querySelector('script').src.replace('main.js', 'dom.js')).then((dom) => {
+DOM = "import(document.querySelector('script').src.replace('main.js', 'dom.js'))"
+THRICE = f"""{DOM}.then((dom) => {{
     const list = document.createElement('ul');
     list.id = 'past-jobs';
-    for (const items of ['aab', 'ab', 'aba']) dom.sync(list, [...items], (name) => name, dom.setText);
+    for (const items of ['aab', 'ab', 'aba']) {{
+        dom.sync(list, [...items], (name) => name, dom.setText);
+    }}
     return [...list.children].map((child) => child.textContent);
-})"""
-ENDINGS = """import(document.querySelector('script').src.replace('main.js', 'dom.js')).then((dom) => {
+}})"""
+ENDINGS = f"""{DOM}.then((dom) => {{
     const urls = ['s3://b/a/train/1.tar?x=1', 's3://b/c/train/1.tar', 's3://b/c/train/2.tar'];
     return urls.map((url) => dom.ending(url, urls));
-})"""
+}})"""
 # Words on several lines, and texts that are cut off.
 BROKEN = """(() => {
     const found = [], range = document.createRange();
@@ -49,11 +53,13 @@ BROKEN = """(() => {
         for (const { index, 0: word } of node.data.matchAll(/(?<!\\S)[^\\s\\/-]{2,20}(?!\\S)/g)) {
             range.setStart(node, index);
             range.setEnd(node, index + word.length);
-            if (new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size > 1) found.push(word);
+            const lines = new Set([...range.getClientRects()].map(({ top }) => Math.round(top)));
+            if (lines.size > 1) found.push(word);
         }
     }
     const cut = [...document.querySelectorAll('main :is(td, th, dd, dt, li)')].filter((each) => (
-        each.checkVisibility() && !each.closest('thead') && each.clientWidth && each.scrollWidth > each.clientWidth + 1
+        each.checkVisibility() && !each.closest('thead')
+        && each.clientWidth && each.scrollWidth > each.clientWidth + 1
     ));
     return [...found, ...cut.map((each) => each.outerHTML)];
 })()"""
@@ -126,9 +132,8 @@ def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene
         waiting.start()
         said = "document.querySelector('#verdict-text').innerText"
         page.until(f"/1 of 1 (reader is waiting|job is short of data): download/.test({said})")
-        page.until(
-            "/waiting, up to .*train-000004.tar/s.test(document.querySelector('#job-rows .now').innerText)"
-        )
+        now = "document.querySelector('#job-rows .now').innerText"
+        page.until(f"/waiting, up to .*train-000004.tar/s.test({now})")
         assert "train-000004.tar: downloading" in str(
             page.evaluate("document.querySelector('#waits').innerText")
         )

@@ -42,8 +42,8 @@ with commit --quiet --rm "$base" localhost/base >&2
 for target in daemon tier; do
     named="--target $target"
     [ $target != daemon ] || named=
-    with build --layers --pull-never --isolation chroot --build-arg BASE=localhost/base "$@" $named \
-        --tag "localhost/$target" "$context" >&2
+    with build --layers --pull-never --isolation chroot --build-arg BASE=localhost/base "$@" \
+        $named --tag "localhost/$target" "$context" >&2
     made=$(with from --pull-never "localhost/$target")
     cp --archive "$(with mount "$made")" "$folder/$target"
     with inspect --type image "localhost/$target" >"$folder/$target.json"

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(
 # Of monitoring.coreos.com/v1, of which the API knows nothing.
 POD_MONITOR = """
 jobLabel: app.kubernetes.io/name
-selector: {matchLabels: {app.kubernetes.io/instance: shardcache, app.kubernetes.io/name: shardcache}}
+selector:
+  matchLabels: {app.kubernetes.io/instance: shardcache, app.kubernetes.io/name: shardcache}
 podMetricsEndpoints:
 - {port: metrics, path: /metrics, interval: 15s,
    authorization: {type: Bearer, credentials: {key: token, name: shardcache-metrics}},

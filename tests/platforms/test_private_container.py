@@ -28,7 +28,9 @@ READ = """
 import os, subprocess, sys
 from shardcache.shared.private import PrivatePlace, node_has_daemon
 from shardcache_client import ShardReader
-other = subprocess.Popen([sys.executable, *sys.orig_argv[1:], "other"]) if not sys.argv[2:] else None
+other = None
+if not sys.argv[2:]:
+    other = subprocess.Popen([sys.executable, *sys.orig_argv[1:], "other"])
 assert os.geteuid() != 0 and not node_has_daemon()
 keys = [sample["__key__"] for sample in ShardReader(sys.argv[1])]
 print(*keys, *PrivatePlace.find().running_sockets(), flush=True)

@@ -39,9 +39,12 @@ start_tier=({disk}/start-tier)
 # A service manager's part: the command outlives the prolog, and has nothing of the job's
 # environment.
 START_TIER = """#!/bin/sh
-setsid env --ignore-environment {python} -m shardcache cluster run {options} </dev/null >{folder}/tier.log 2>&1 &
+setsid env --ignore-environment {python} -m shardcache cluster run {options} \\
+    </dev/null >{folder}/tier.log 2>&1 &
 echo $! >{folder}/tier.pid
-until curl --silent --fail --unix-socket {folder}/run/front.sock http://tier/.shardcache/peers; do sleep 0.1; done
+until curl --silent --fail --unix-socket {folder}/run/front.sock http://tier/.shardcache/peers; do
+    sleep 0.1
+done
 """
 
 
@@ -73,8 +76,11 @@ def cluster(store: ThrottledS3) -> Iterator[Slurm]:
     with deployed(SITE) as running:
         for node in NODES:
             folder = running.disk(node)
-            options = f"--nodes {LIST} --node {node} --store {store.endpoint_url} --user root"
-            options += f" --owner-port {owner_port} --cache-dir {folder}/tier --run-dir {folder}/run --min-free 1MB"
+            options = (
+                f"--nodes {LIST} --node {node} --store {store.endpoint_url} --user root "
+                f"--owner-port {owner_port} --cache-dir {folder}/tier --run-dir {folder}/run "
+                "--min-free 1MB"
+            )
             script = START_TIER.format(python=sys.executable, options=options, folder=folder)
             (folder / "start-tier").write_text(script)
             (folder / "start-tier").chmod(0o755)

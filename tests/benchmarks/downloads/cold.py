@@ -38,7 +38,8 @@ class Course:
     """Outcome of a training job.
 
     Attributes:
-        wall_s: from `iter(loader)` to the end of the iteration, workers' start included; summed over the epochs.
+        wall_s: from `iter(loader)` to the end of the iteration, workers' start included; summed
+            over the epochs.
     """
 
     wall_s: float = 0.0
@@ -53,7 +54,8 @@ class Course:
 
     def __str__(self) -> str:
         waited = f"waited {self.waiting_percent:.1f} % of {self.wall_s:.1f} s"
-        return f"{waited}, first batch after {self.first_batch_s:.2f} s, {self.store_bytes / 1e6:,.0f} MB from the store"
+        first = f"first batch after {self.first_batch_s:.2f} s"
+        return f"{waited}, {first}, {self.store_bytes / 1e6:,.0f} MB from the store"
 
 
 def measure(place: Workplace) -> list[Row]:
@@ -184,8 +186,8 @@ def train(
 
     Args:
         contender: "shardcache", "webdataset" or "memory", for no reading at all.
-        source: brace pattern of the shards: s3 urls for ours, http urls, which go through `curl -s`, or local paths for
-            webdataset.
+        source: brace pattern of the shards: s3 urls for ours, http urls, which go through
+            `curl -s`, or local paths for webdataset.
         samples: what one epoch must give.
         epochs: number of epochs, with the same workers.
         socket: of the daemon, where the contender is ours.

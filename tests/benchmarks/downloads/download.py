@@ -46,9 +46,18 @@ _SLACK_BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    size_bytes: int  # of the dataset
-    spent: Spent  # until all was fetched; its thread is the event loop for shardcache, the busiest one for a peer
-    sync_s: float  # until everything was on disk, after that; 0 in memory
+    """Time and processor time of one download of the dataset.
+
+    Attributes:
+        size_bytes: of the dataset.
+        spent: until all was fetched; its thread is the event loop for shardcache, the busiest one
+            for a peer.
+        sync_s: until everything was on disk, after that; 0 in memory.
+    """
+
+    size_bytes: int
+    spent: Spent
+    sync_s: float
 
     @property
     def mb_per_s(self) -> float:
@@ -64,8 +73,8 @@ class Download:
 
     def __str__(self) -> str:
         return (
-            f"{self.mb_per_s:.0f} MB/s, {self.cpu_s_per_gb:.2f} CPU-s/GB, one thread {self.thread_cpu_s_per_gb:.3f}, "
-            f"{self.sync_s:.1f} s of sync"
+            f"{self.mb_per_s:.0f} MB/s, {self.cpu_s_per_gb:.2f} CPU-s/GB, "
+            f"one thread {self.thread_cpu_s_per_gb:.3f}, {self.sync_s:.1f} s of sync"
         )
 
 
@@ -84,8 +93,8 @@ def _memory_suffices(place: Workplace) -> bool:
     free_bytes = shutil.disk_usage(MEMORY).free
     if free_bytes < wanted_bytes:
         place.say(
-            f"{MEMORY} has {free_bytes / 1e9:.1f} GB free, downloads into memory take {wanted_bytes / 1e9:.1f} GB: "
-            "their rows are left out"
+            f"{MEMORY} has {free_bytes / 1e9:.1f} GB free, "
+            f"downloads into memory take {wanted_bytes / 1e9:.1f} GB: their rows are left out"
         )
     return free_bytes >= wanted_bytes
 

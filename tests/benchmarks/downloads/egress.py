@@ -99,7 +99,8 @@ def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
         place = np.where(done, following, place)
         left = np.where(done, 1.0, left)
         begun = np.where(done, took, begun)
-    return f"{moved / nodes / took:.3f} of the lines, {took * part_s:.1f} s, {asked} requests past the tier"
+    speed = f"{moved / nodes / took:.3f} of the lines, {took * part_s:.1f} s"
+    return f"{speed}, {asked} requests past the tier"
 
 
 def _is_late(
@@ -122,23 +123,22 @@ def waiting(nodes: int, silent: float = 0.01) -> float:
 def main() -> None:
     for nodes in (64, 1000, 4000):
         for name, found in ((PER_SHARD, loads(nodes, whole=True)), (PER_PART, loads(nodes))):
+            idle = (found == 0).sum()
             print(
-                f"{nodes} nodes, {name}: {found.max():.2f} of the mean at most, {(found == 0).sum()} own nothing"
+                f"{nodes} nodes, {name}: {found.max():.2f} of the mean at most, {idle} own nothing"
             )
     for nodes, shards in ((5, 32), (1000, SHARDS), (1000, 1)):
         for whole, own in ((True, False), (False, False), (False, True)):
-            what = (
-                f"{PER_SHARD if whole else PER_PART}, {'an order per node' if own else 'one order'}"
-            )
+            unit = PER_SHARD if whole else PER_PART
+            order = "an order per node" if own else "one order"
             print(
-                f"{nodes} nodes, {shards} shards, {what}:",
+                f"{nodes} nodes, {shards} shards, {unit}, {order}:",
                 hot_spot(nodes, shards, whole=whole, own_orders=own),
                 flush=True,
             )
     for nodes in (1000, 10_000):
-        print(
-            f"{nodes} nodes, 1 % of them silent: {waiting(nodes):.1f} of {CONNECTIONS} connections wait"
-        )
+        stuck = f"{waiting(nodes):.1f} of {CONNECTIONS} connections wait"
+        print(f"{nodes} nodes, 1 % of them silent: {stuck}")
 
 
 if __name__ == "__main__":

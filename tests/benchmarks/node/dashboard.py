@@ -36,7 +36,8 @@ _STOPWATCH = """
 new MutationObserver(() => {
     if (window.shown || document.querySelectorAll("#job-rows tr").length < JOBS) return;
     window.shown = true;
-    requestAnimationFrame(() => requestAnimationFrame(() => { window.shownAfter = performance.now() / 1000; }));
+    const note = () => { window.shownAfter = performance.now() / 1000; };
+    requestAnimationFrame(() => requestAnimationFrame(note));
 }).observe(document, { subtree: true, childList: true, characterData: true });
 """
 

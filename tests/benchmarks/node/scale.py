@@ -37,7 +37,11 @@ events {{ }}
 http {{
     access_log off;
     client_body_temp_path {folder}/body;
-    server {{ listen 127.0.0.1:{port}; root {folder}; location /train/ {{ try_files /shard-000000.tar =404; }} }}
+    server {{
+        listen 127.0.0.1:{port};
+        root {folder};
+        location /train/ {{ try_files /shard-000000.tar =404; }}
+    }}
 }}
 """
 

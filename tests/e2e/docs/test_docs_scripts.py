@@ -38,10 +38,12 @@ pytestmark = pytest.mark.slow
 # What `aws s3 cp s3://… -` and `aws s3 sync s3://… FOLDER` do, for the scripts that call them.
 AWS = """#!{python}
 import os, pathlib, sys, urllib.request
-signed = "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=any"
+scope = "any/20260101/us-east-1/s3/aws4_request"
+signed = f"AWS4-HMAC-SHA256 Credential={{scope}}, SignedHeaders=host, Signature=any"
 source = os.environ["AWS_ENDPOINT_URL"] + "/" + sys.argv[3].removeprefix("s3://")
 def body(url):
-    return urllib.request.urlopen(urllib.request.Request(url, headers={{"Authorization": signed}})).read()
+    request = urllib.request.Request(url, headers={{"Authorization": signed}})
+    return urllib.request.urlopen(request).read()
 if sys.argv[2] == "cp":
     sys.stdout.buffer.write(body(source))
 else:

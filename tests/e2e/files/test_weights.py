@@ -24,9 +24,10 @@ WEIGHTS = {
 LOAD = """
 import os, sys, safetensors
 from shardcache_client import cached_paths
-with cached_paths(sys.argv[1], socket=sys.argv[2]) as (path,), safetensors.safe_open(path, "pt") as weights:
-    print(os.stat(path).st_ino, float(weights.get_tensor("layer.3").sum()), flush=True)
-    sys.stdin.read()
+with cached_paths(sys.argv[1], socket=sys.argv[2]) as (path,):
+    with safetensors.safe_open(path, "pt") as weights:
+        print(os.stat(path).st_ino, float(weights.get_tensor("layer.3").sum()), flush=True)
+        sys.stdin.read()
 """
 
 

@@ -46,8 +46,8 @@ class SigningServer(GatedStore):
     ) -> str:
         """Return the url of a file with a signature."""
         date = f"{at or datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        fields = f"X-Amz-Credential=K&X-Amz-Date={date}&X-Amz-Expires={valid_s}&X-Amz-Signature={signature}"
-        return self.url(f"/{name}?{fields}")
+        valid = f"X-Amz-Date={date}&X-Amz-Expires={valid_s}"
+        return self.url(f"/{name}?X-Amz-Credential=K&{valid}&X-Amz-Signature={signature}")
 
     def asked(self, signature: str) -> int:
         """Return the number of requests with a signature."""

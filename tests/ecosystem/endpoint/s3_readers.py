@@ -188,7 +188,8 @@ def duckdb(bucket: str, _folder: Path) -> Found:
     for package in (duckdb_extension_httpfs, duckdb_extension_aws):
         (extension,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
         database.load_extension(str(extension))
-    place = f"endpoint '{urlsplit(os.environ['AWS_ENDPOINT_URL']).netloc}', url_style 'path', use_ssl false"
+    address = urlsplit(os.environ["AWS_ENDPOINT_URL"]).netloc
+    place = f"endpoint '{address}', url_style 'path', use_ssl false"
     database.sql(f"create secret (type s3, provider credential_chain, {place})")
     query = f"select sum(n) from 's3://{bucket}/tables/*.parquet' where n < 1000"
     ((total,),) = database.sql(query).fetchall()

@@ -27,7 +27,8 @@ dataset = ShardDataset({urls!r})
 
 print(*(sample["__key__"] for sample in dataset))
 
-loader = dataset.loader(batch_size=1, num_workers=2, collate_fn=lambda samples: samples[0]["__key__"])
+key = lambda samples: samples[0]["__key__"]
+loader = dataset.loader(batch_size=1, num_workers=2, collate_fn=key)
 print(*sorted(loader))
 """
 

@@ -40,8 +40,10 @@ from support.stores.buckets import MotoS3
 
 SHARDS = "s3://bucket/train/{0..6}.tar"
 INDEX = "s3://bucket/train.json"
-LIMIT_S = 300  # TensorFlow takes a minute to import where the disk is cold
-RAY_LIMIT_S = 900  # Ray starts a dozen processes before the first of ours, and takes seconds for each checkpoint
+# TensorFlow takes a minute to import where the disk is cold.
+LIMIT_S = 300
+# Ray starts a dozen processes before the first of ours, and takes seconds for each checkpoint.
+RAY_LIMIT_S = 900
 
 LONG_KEYS = [f"{number:06d}" for number in range(sum(LONG))]
 

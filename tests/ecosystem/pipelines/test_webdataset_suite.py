@@ -18,7 +18,8 @@ from suite_exceptions import EXPECTED_TO_FAIL, FAILS_WITH_WEBDATASET, LEFT_OUT
 
 from support.programs.daemon import Daemon
 
-SDIST = "webdataset==1.0.2 --hash=sha256:7f0498be827cfa46cc5430a58768a24e2c6a410676a61be1838f53d61afdaab4\n"
+SDIST_SHA256 = "7f0498be827cfa46cc5430a58768a24e2c6a410676a61be1838f53d61afdaab4"
+SDIST = f"webdataset==1.0.2 --hash=sha256:{SDIST_SHA256}\n"
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(900)]
 

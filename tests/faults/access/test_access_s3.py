@@ -196,7 +196,8 @@ def test_rules_are_those_of_the_user(bucket: Bucket, open_root: Path) -> None:
     """A user's key opens what the socket would give this user, by number and group, no more."""
     config = open_root / "shardcache.toml"
     config.write_text(
-        f'[[allow]]\nprefix = "{bucket.url}/open/"\n\n[[allow]]\nprefix = "{bucket.url}/team/"\ngroups = [54399]\n'
+        f'[[allow]]\nprefix = "{bucket.url}/open/"\n\n'
+        f'[[allow]]\nprefix = "{bucket.url}/team/"\ngroups = [54399]\n'
     )
     with Daemon(open_root, *DOOR, "--config", str(config), env=bucket.env()) as daemon:
         daemon.socket.chmod(0o666)

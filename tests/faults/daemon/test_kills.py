@@ -110,7 +110,8 @@ async def main():
     folder, indexers = pathlib.Path(sys.argv[1]), Indexers(1)
     await indexers.prepare()
     print(indexers._idle[0].pid, flush=True)
-    await indexers.index(IndexRequest(str(folder / "endless.tar"), str(folder / "x.idx"), {}, "url", True, 0))
+    shard, sidecar = str(folder / "endless.tar"), str(folder / "x.idx")
+    await indexers.index(IndexRequest(shard, sidecar, {}, "url", True, 0))
 
 asyncio.run(main())
 """

@@ -35,7 +35,10 @@ def watch(frame, event, called):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 def read():
-    files = ShardcacheFileSystem("file", socket=sys.argv[1], timeout_s=float(sys.argv[3]), skip_instance_cache=True)
+    timeout_s = float(sys.argv[3])
+    files = ShardcacheFileSystem(
+        "file", socket=sys.argv[1], timeout_s=timeout_s, skip_instance_cache=True
+    )
     with files.open(sys.argv[2]) as file:
         file.seek(10)
         return file.read(2)

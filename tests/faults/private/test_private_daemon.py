@@ -73,10 +73,11 @@ while True:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
-            home = f"XDG_RUNTIME_DIR={sys.argv[1]}".encode() in (process / "environ").read_bytes().split(b"\\0")
+            environ = (process / "environ").read_bytes().split(b"\\0")
         except OSError:
             continue
-        if home and b"\\0serve\\0--private\\0" in command:
+        home = f"XDG_RUNTIME_DIR={sys.argv[1]}".encode()
+        if home in environ and b"\\0serve\\0--private\\0" in command:
             os.kill(int(process.name), signal.SIGKILL)
             print(process.name, flush=True)
             if sys.stdin.readline() != "again\\n":
@@ -249,6 +250,21 @@ def test_folder_that_could_be_anothers_is_refused(
     assert not list(folder.glob("*.sock"))
 
 
+# Listens at a path as another user, and accepts every connection without a word.
+IMPOSTOR = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+os.chdir(sys.argv[1])
+listener.bind(sys.argv[2])
+os.setuid(65534)
+listener.listen()
+print(1, flush=True)
+held = []
+while True:
+    held.append(listener.accept())
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
 def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> None:
@@ -257,14 +273,8 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
     (path,) = home.running()
     home.kill()
     path.unlink(missing_ok=True)
-    code = (
-        "import os, socket, sys\n"
-        "s = socket.socket(socket.AF_UNIX); os.chdir(sys.argv[1]); s.bind(sys.argv[2]); os.setuid(65534)\n"
-        "s.listen(); print(1, flush=True); held = []\n"
-        "while True: held.append(s.accept())"
-    )
     posing = subprocess.Popen(
-        [sys.executable, "-c", code, str(path.parent), path.name], stdout=subprocess.PIPE
+        [sys.executable, "-c", IMPOSTOR, str(path.parent), path.name], stdout=subprocess.PIPE
     )
     try:
         assert posing.stdout is not None
@@ -413,25 +423,23 @@ def test_cached_paths_and_indexed_samples_come_through_it(root: Path, home: Priv
     connection.close()
 
 
+WITHOUT_AIOHTTP = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name == "aiohttp" else found(name)
+"""
+
+
 @pytest.mark.slow
 def test_training_environment_without_the_daemons_packages_says_what_to_install(
     root: Path, home: PrivateHome
 ) -> None:
     """At construction, before anything else."""
-    code = "import sys; sys.modules['aiohttp'] = None\n" + READ
-    command = [
-        sys.executable,
-        "-c",
-        code.replace("sys.modules['aiohttp'] = None", _WITHOUT),
-        f"{root}/data/",
-    ]
+    command = [sys.executable, "-c", WITHOUT_AIOHTTP + READ, f"{root}/data/"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
     assert "ConfigError" in ran.stderr
     assert "pip install 'shardcache[daemon]'" in ran.stderr
     assert not home.running()
-
-
-_WITHOUT = "import importlib.util as u; found = u.find_spec; u.find_spec = lambda n: None if n == 'aiohttp' else found(n)"
 
 
 def test_get_starts_a_private_daemon(root: Path, home: PrivateHome) -> None:

@@ -29,7 +29,8 @@ class Store:
 
     Attributes:
         urls: begin of the urls of its buckets, up to their names.
-        use: has this process a secret: `old` and `new` may read all, `one` and `two` the bucket of that name.
+        use: gives this process a secret: `old` and `new` may read all, `one` and `two` the bucket
+            of that name.
         revoke: has the store refuse the secret `old` from now on.
     """
 

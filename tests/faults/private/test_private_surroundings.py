@@ -132,7 +132,10 @@ def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(
     Python is imported before the change of user, who may lack access to the folder that it is
     installed in.
     """
-    code = "import os, shardcache.shared.private as p\nos.setuid(65534); print(p.node_has_daemon(), p.tool_socket())"
+    code = (
+        "import os, shardcache.shared.private as p\n"
+        "os.setuid(65534); print(p.node_has_daemon(), p.tool_socket())"
+    )
     (home.runtime / "shardcache").mkdir(mode=0o700)
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S
@@ -149,8 +152,11 @@ def test_runtime_folder_too_long_for_a_socket_is_not_used(home: PrivateHome) -> 
     code = (
         "import hashlib, os, shardcache.shared.private as p, socket, subprocess\n"
         "subprocess.run(['mount', '-t', 'tmpfs', 'none', '/tmp'], check=True)\n"
-        "os.environ['XDG_RUNTIME_DIR'] = folder = '/tmp/' + 22 * 'long'; os.mkdir(folder, 0o700)\n"
-        "place = p.PrivatePlace.find(); print(place.folder); socket.socket(socket.AF_UNIX).bind(str(place.socket))"
+        "os.environ['XDG_RUNTIME_DIR'] = folder = '/tmp/' + 22 * 'long'\n"
+        "os.mkdir(folder, 0o700)\n"
+        "place = p.PrivatePlace.find()\n"
+        "print(place.folder)\n"
+        "socket.socket(socket.AF_UNIX).bind(str(place.socket))"
     )
     command = ["unshare", "--mount", sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)

@@ -107,7 +107,8 @@ def test_a_valid_file_passes(file: Path) -> None:
         ),
         ("listing_ttl_s = inf", "listing_ttl_s in {}, line 1: "),
         (
-            "[[origin]]\nmatch = 's3://a/'\n[origin.storage_options]\n[[origin]]\nmatch = 's3://b/'\nregoin = 'x'",
+            "[[origin]]\nmatch = 's3://a/'\n[origin.storage_options]\n"
+            "[[origin]]\nmatch = 's3://b/'\nregoin = 'x'",
             "origin.1.regoin in {}, line 6: unknown option; did you mean 'region'",
         ),
         (

@@ -125,7 +125,11 @@ def test_failed_preparation_does_not_end_the_daemon(root: Path) -> None:
         assert daemon.stop() == 0
 
 
-ROLE = "[default]\nrole_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = base\nregion = us-east-1\n"
+ROLE = """[default]
+role_arn = arn:aws:iam::123456789012:role/reader
+source_profile = base
+region = us-east-1
+"""
 PROFILES = [
     pytest.param("[default]\n", id="profile"),
     pytest.param(f"{ROLE}[profile base]\n", id="source of a role", marks=pytest.mark.slow),

@@ -40,7 +40,8 @@ for case in sys.argv[1:]:
     env = os.environ | {"LISTEN_FDS": str(at + 1)}
     try:
         handed = ActivatedSockets.take(env, os.getpid())
-        print(handed.unix is not None, len(handed.tcp), [name for name in env if name.startswith("LISTEN")])
+        left = [name for name in env if name.startswith("LISTEN")]
+        print(handed.unix is not None, len(handed.tcp), left)
         del handed  # closes what it was given
     except ConfigError as exn:
         print("refused:", exn.message, exn.remedy)
@@ -55,7 +56,11 @@ fds = [fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, 100) for fd in sys.argv[1].sp
 for number, fd in enumerate(fds, 3):
     os.dup2(fd, number)
 os.closerange(3 + len(fds), 100)
-given = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds)), "LISTEN_FDNAMES": ":".join("x" * len(fds))}
+given = {
+    "LISTEN_PID": str(os.getpid()),
+    "LISTEN_FDS": str(len(fds)),
+    "LISTEN_FDNAMES": ":".join("x" * len(fds)),
+}
 os.execve(sys.argv[2], sys.argv[2:], os.environ | given)
 """
 

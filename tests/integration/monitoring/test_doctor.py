@@ -226,8 +226,11 @@ async def test_a_check_that_hangs_is_abandoned(tmp_path: Path) -> None:
 _BREAK = """
 set -e
 mount -t tmpfs -o size=64m tmpfs /dev/shm
-mkdir "$1/lower" "$1/layers" "$1/container"; mount -t tmpfs tmpfs "$1/layers"; mkdir "$1/layers/upper" "$1/layers/work"
-mount -t overlay -o "lowerdir=$1/lower,upperdir=$1/layers/upper,workdir=$1/layers/work" overlay "$1/container"
+mkdir "$1/lower" "$1/layers" "$1/container"
+mount -t tmpfs tmpfs "$1/layers"
+mkdir "$1/layers/upper" "$1/layers/work"
+layers="lowerdir=$1/lower,upperdir=$1/layers/upper,workdir=$1/layers/work"
+mount -t overlay -o "$layers" overlay "$1/container"
 exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" --socket "$1/s.sock"
 """
 
@@ -340,7 +343,8 @@ def test_the_first_step_advised_has_no_value_that_was_warned_of(tmp_path: Path) 
     assert ran.exit_code == 3
     assert "capacity 1,000.0 TB" in ran.stdout or "capacity 1.0 PB" in ran.stdout
     assert "--capacity 1000TB" not in ran.stdout
-    start = rf"shardcache serve --cache-dir {tmp_path}/cache --capacity \d+[GM]B --socket {tmp_path}/s.sock"
+    folders = rf"--cache-dir {tmp_path}/cache --capacity \d+[GM]B --socket {tmp_path}/s.sock"
+    start = f"shardcache serve {folders}"
     assert re.search(rf"^do first \(socket\.daemon\): {start}$", ran.stdout, re.MULTILINE)
     assert re.search(rf"^ +fix +{start}   # or a larger disk$", ran.stdout, re.MULTILINE)
 

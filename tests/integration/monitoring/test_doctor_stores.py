@@ -1,4 +1,4 @@
-"""`shardcache doctor` and object stores: what it tries, with whose credentials, and what it names."""
+"""`shardcache doctor` and object stores: its probes, their credentials, and its messages."""
 
 import asyncio
 import os
@@ -142,7 +142,8 @@ async def test_an_unreachable_store_names_its_table(tmp_path: Path) -> None:
     """Nothing listens there: the endpoint and the table that names it are told."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        table = f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "http://127.0.0.1:{closed.getsockname()[1]}"\n'
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        table = f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "{endpoint}"\n'
         found = await stores(tmp_path, "s3://b/a.tar", config=table)
     assert found["origin.credentials"].found.startswith("none: the [[origin]] table sets anon")
     reach = found["origin.reach"]

@@ -414,11 +414,12 @@ async def test_a_listing_longer_than_a_page_is_whole(
 ) -> None:
     """A store gives a thousand keys at a time; each page is reported."""
     entry = "<Contents><Key>{}</Key><ETag>1</ETag><Size>5</Size></Contents>"
-    first = f"<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>{entry.format('a')}"
+    truncated = "<IsTruncated>true</IsTruncated>"
+    token = "<NextContinuationToken>again</NextContinuationToken>"
+    first = f"{truncated}{token}{entry.format('a')}"
+    last = f"<IsTruncated>false</IsTruncated>{entry.format('b')}{entry.format('c')}"
     pages: list[int] = []
-    async with listing(
-        first, f"<IsTruncated>false</IsTruncated>{entry.format('b')}{entry.format('c')}"
-    ) as url:
+    async with listing(first, last) as url:
         use_aws(monkeypatch, tmp_path, aws_env(url))
         found = await origins.origin("s3://bucket/").list_prefix("s3://bucket/", pages.append)
     assert [obj.url for obj in found] == [f"s3://bucket/{key}" for key in "abc"]

@@ -222,9 +222,9 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
     def replace(done_bytes: int) -> None:
         other = tmp_path / "other.tar"
         other.write_bytes(DATA[::-1])
-        other.replace(
-            file
-        )  # at once: a file that is being written again is short for a moment, which is another error
+        # In one step: a file that is being written again is short for a moment, which is another
+        # error.
+        other.replace(file)
 
     with pytest.raises(ShardChangedError):
         await rig.downloader.download(

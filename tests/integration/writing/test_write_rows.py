@@ -1,4 +1,4 @@
-"""`shardcache write` of rows: parquet files, saved datasets, and the columns that become members."""
+"""`shardcache write` of rows: parquet files, saved datasets, and columns that become members."""
 
 import json
 from datetime import date

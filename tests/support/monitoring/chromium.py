@@ -39,7 +39,7 @@ class Tab:
     """One page.
 
     Attributes:
-        complaints: what it wrote to its console as a warning or an error, and exceptions that nobody caught.
+        complaints: warnings and errors on its console, and exceptions that nobody caught.
     """
 
     _connection: ClientConnection

@@ -25,7 +25,8 @@ class Query:
     """One expression.
 
     Attributes:
-        shown: labels that its legend or its texts name, or that it sums over: some of its metrics have them.
+        shown: labels that its legend or its texts name, or that it sums over; some of its metrics
+            have them.
     """
 
     where: str  # panel or alert that it is of

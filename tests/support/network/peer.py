@@ -27,8 +27,8 @@ class Heard(list[Json]):
     """Messages, in order.
 
     Attributes:
-        needs: what the client said that it needs, by the ids of its requests. It comes between the others and has no
-            answer, so it is kept apart from them.
+        needs: the client's needs, by the ids of its requests. They come between the others and have
+            no answer, so they are kept apart.
     """
 
     def __init__(self) -> None:

@@ -88,7 +88,8 @@ class ScriptedServer:
 
     def url(self, path: str = "/a.tar", host: str | None = None) -> str:
         """Return the url of a path, by the server's address or by another name of it."""
-        return f"{'http' if self._context is None else 'https'}://{host or self._address}:{self.port}{path}"
+        scheme = "http" if self._context is None else "https"
+        return f"{scheme}://{host or self._address}:{self.port}{path}"
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

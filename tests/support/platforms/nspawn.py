@@ -40,7 +40,8 @@ class Machine(Lifetime):
 
     Args:
         binds: folders of the host and where they are seen, read-only.
-        disks: folders of the host that are its disks, by where they are seen: their files outlive it.
+        disks: folders of the host that are its disks, by where they are seen; their files
+            outlive it.
     """
 
     def __init__(

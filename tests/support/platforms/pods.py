@@ -122,7 +122,8 @@ class Sandbox:
 
         Args:
             folder: of the plugins' files on this node.
-            ports: of the pod's containers; those with a `hostPort` are published at the node's address.
+            ports: of the pod's containers; those with a `hostPort` are published at the node's
+                address.
         """
         self._name = name
         self._node = node
@@ -191,7 +192,8 @@ class Node:
     """A machine of the cluster: a folder, below which its own filesystem is.
 
     Attributes:
-        host: network of the node, to which those of its pods are connected; None for no networks but this process's.
+        host: network of the node, to which those of its pods are connected; None for no networks
+            but this process's.
     """
 
     root: Path  # that folder

@@ -11,7 +11,10 @@ from support.programs.processes import printed_by
 Json = dict[str, Any]
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-INSTALL = "needs helm and kubectl: https://helm.sh/docs/intro/install and https://kubernetes.io/docs/tasks/tools"
+INSTALL = (
+    "needs helm and kubectl: "
+    "https://helm.sh/docs/intro/install and https://kubernetes.io/docs/tasks/tools"
+)
 LIMIT_S = 120
 
 

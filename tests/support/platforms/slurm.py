@@ -192,6 +192,7 @@ class Slurm(Lifetime):
     def _configuration(self) -> str:
         root = self.root
         scripts = self._scripts
+        address = "NodeHostname=localhost NodeAddr=127.0.0.1"
         lines = [
             "ClusterName=test",
             f"SlurmctldHost=localhost\nSlurmctldPort={free_port()}",
@@ -199,17 +200,16 @@ class Slurm(Lifetime):
             "SlurmUser=root\nSlurmdUser=root",
             f"StateSaveLocation={root}/state\nSlurmctldPidFile={root}/slurmctld.pid",
             f"SlurmdSpoolDir={root}/%n.spool\nSlurmdPidFile={root}/%n.pid",
-            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none\nMpiDefault=none",
+            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none",
+            "SwitchType=switch/none\nMpiDefault=none",
             "SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU",
             "JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none",
             "ReturnToService=2\nKillWait=120",
-            "SlurmdParameters=config_overrides",  # a node may have more processors than this machine
+            # A node may have more processors than this machine.
+            "SlurmdParameters=config_overrides",
             f"PrologFlags=Alloc\nProlog={scripts}/prolog.sh\nEpilog={scripts}/epilog.sh",
             f"TaskProlog={scripts}/task-prolog.sh",
-            *(
-                f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port()} CPUs=8"
-                for node in NODES
-            ),
+            *(f"NodeName={node} {address} Port={free_port()} CPUs=8" for node in NODES),
             f"PartitionName=main Nodes={','.join(NODES)} Default=YES",
         ]
         return "\n".join(lines) + "\n"

@@ -54,13 +54,13 @@ class Daemon:
     """A context manager of a daemon over its own folder, ready on entering and then killed.
 
     Attributes:
-        root: folder of the socket, the cache and the log; keep its path short, a socket's has at most 107 bytes.
+        root: folder of the socket, the cache and the log; keep its path short, a socket's has at
+            most 107 bytes.
         socket, cache_dir, log: below `root`.
+        usual_spawn: starts the daemons that are given no other way.
     """
 
-    usual_spawn: ClassVar[Spawn] = staticmethod(
-        spawn
-    )  # how daemons are started that are not told otherwise
+    usual_spawn: ClassVar[Spawn] = staticmethod(spawn)
 
     def __init__(
         self,

@@ -216,7 +216,8 @@ def check_resumed(
     """Run an example, then resume it in its second epoch; return the first run's reports.
 
     Args:
-        checkpoint: names that of a step, counted over all epochs, below the folder of `--checkpoints`.
+        checkpoint: names that of a step, counted over all epochs, below the folder of
+            `--checkpoints`.
     """
     saved = folder / "saved"
     command = [

@@ -91,7 +91,8 @@ class Zygote(AbstractContextManager["Zygote"]):
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             with self._process:
-                self._process.kill()  # the end of its input would not do: other forks may hold the other end of that
+                # The end of its input would not do: other forks may hold the other end of that.
+                self._process.kill()
             self._process = None
 
     def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
@@ -215,7 +216,8 @@ def _become_command(request: dict[str, Any]) -> NoReturn:
 
 def _end(status: int) -> NoReturn:
     """Do what an interpreter does at its end, except for freeing modules, which is slow."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as processes of multiprocessing do
+    # Wait for threads, as processes of multiprocessing do.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

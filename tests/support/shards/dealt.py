@@ -97,7 +97,8 @@ class Dealt:
 
     Attributes:
         counts, shuffles: of each source.
-        weights: of a mixture's sources, in one epoch after another; the last ones stay. None for a dataset alone.
+        weights: of a mixture's sources, in one epoch after another; the last ones stay. None for a
+            dataset alone.
         samples: of an epoch; None for all of a dataset.
     """
 

@@ -252,9 +252,16 @@ def by_arrival(path: Path, start: int = 0) -> Reading:
 
     def grant(ready_bytes: int) -> Arriving:
         return Arriving(
-            type="arriving", id=0, lease=1, url=str(path), version="v1", path=str(path), inode=stat.st_ino,
-            size_bytes=stat.st_size, ready_bytes=ready_bytes,
-        )  # fmt: skip
+            type="arriving",
+            id=0,
+            lease=1,
+            url=str(path),
+            version="v1",
+            path=str(path),
+            inode=stat.st_ino,
+            size_bytes=stat.st_size,
+            ready_bytes=ready_bytes,
+        )
 
     def more(beyond: int) -> Arriving | None:
         return grant(beyond + 1) if beyond < stat.st_size else None
@@ -286,6 +293,7 @@ def _read(samples: Iterator[dict[str, Any]]) -> Reading:
     try:
         for sample in samples:
             reading.samples.append(list(sample.items()))
-    except Exception as exn:  # noqa: BLE001  webdataset raises what it likes; the tests say which they expect
+    # webdataset raises what it likes; the tests say which they expect.
+    except Exception as exn:  # noqa: BLE001
         reading.error = exn
     return reading

@@ -9,27 +9,50 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 _EXAMPLE = """
 syntax: "proto3" name: "example.proto" package: "tf"
-message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
-message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
-message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "BytesList"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES }
+}
+message_type {
+  name: "FloatList"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT }
+}
+message_type {
+  name: "Int64List"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 }
+}
 message_type {
   name: "Feature"
   oneof_decl { name: "kind" }
-  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tf.BytesList" oneof_index: 0 }
-  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tf.FloatList" oneof_index: 0 }
-  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tf.Int64List" oneof_index: 0 }
+  field {
+    name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tf.BytesList" oneof_index: 0
+  }
+  field {
+    name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tf.FloatList" oneof_index: 0
+  }
+  field {
+    name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tf.Int64List" oneof_index: 0
+  }
 }
 message_type {
   name: "Features"
-  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tf.Features.FeatureEntry" }
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED
+    type: TYPE_MESSAGE type_name: ".tf.Features.FeatureEntry"
+  }
   nested_type {
     name: "FeatureEntry"
     options { map_entry: true }
     field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Feature" }
+    field {
+      name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Feature"
+    }
   }
 }
-message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tf.Features" } }
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tf.Features" }
+}
 """
 
 

@@ -114,7 +114,8 @@ class GoogleServer(ObjectServer):
         encodings: Content-Encodings that objects were stored with, by path.
         public: buckets that anyone may read.
         payers: projects that may be billed, by bucket where the requester pays.
-        buckets: the one bucket that the account of an address may read; other accounts may read all.
+        buckets: the one bucket that the account of an address may read; other accounts may read
+            all.
     """
 
     def __init__(self) -> None:
@@ -308,10 +309,12 @@ class HubServer(ObjectServer):
     Attributes:
         content: server of the LFS files, by SHA-256.
         lfs: paths of files in LFS; others are in git.
-        mixed: what other servers of a CDN send for files in git under the present ETag, by path: one body per GET.
+        mixed: what other servers of a CDN send for files in git under the present ETag, by path;
+            one body per GET.
         tags: ETags of files in LFS, by path, at a Hub that does not state their SHA-256.
         signed: number of signed urls; only the last one is valid.
-        tokens: further tokens, with the folder of the one repository that each may read; `TOKEN` may read all.
+        tokens: further tokens, with the folder of the one repository that each may read; `TOKEN`
+            may read all.
         elsewhere: Location of all answers, in place of the right one.
         content_url: where the server of LFS files seems to be; set on entering.
     """

@@ -57,7 +57,7 @@ class SpoilingServer:
 
     Attributes:
         endpoint_url: where it listens; set by `listen`.
-        objects: the bytes of each key, for mischief that needs more of an object than was asked for.
+        objects: the bytes of each key, for mischief that needs more of an object than the request.
         other: bytes of another object, as long as the longest at least.
         version: header of an object's version.
         late_s, drip_s: how long a late answer waits, and a drop of a body that drips.

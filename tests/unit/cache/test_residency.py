@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -218,48 +218,124 @@ def behind(first: KeyClaim, in_hand: int, **facts: Any) -> list[KeyClaim]:
 
 
 ROOM = 20 * MB + SHARD_BYTES
-DEADLOCKS: dict[str, tuple[Callable[[], list[KeyClaim]], list[Shard], int, list[bool]]] = {
-    "the latest gives up": (lambda: [waiting(2), waiting(2)], held(1, 1, 1, 1), 45 * MB, [False, True]),
-    "a shard held twice is there once": (lambda: [waiting(1), waiting(1)], held(2), 15 * MB, [False, True]),
-    "a shard held twice leaves room": (lambda: [waiting(1), waiting(1)], held(2), 25 * MB, [False, False]),
-    "another reader reads": (lambda: [waiting(2), waiting(2)], held(1, 1, 1, 1, 1), 45 * MB, [False, False]),
-    "another's shard is coming": (
-        lambda: [waiting(2), waiting(2, wanted_bytes=0)], held(1, 1, 1, 1), 45 * MB, [False, False]
+
+
+class FullCache(NamedTuple):
+    """Claims that wait for space, the leased shards, and which of the claims have to give up."""
+
+    claims: Callable[[], list[KeyClaim]]
+    in_use: list[Shard]
+    capacity_bytes: int
+    gives_up: list[bool]
+
+
+DEADLOCKS = {
+    "the latest gives up": FullCache(
+        claims=lambda: [waiting(2), waiting(2)],
+        in_use=held(1, 1, 1, 1),
+        capacity_bytes=45 * MB,
+        gives_up=[False, True],
     ),
-    "another has something to read": (
-        lambda: [waiting(2), waiting(2, needed=False)], held(1, 1, 1, 1), 45 * MB, [False, False]
+    "a shard held twice is there once": FullCache(
+        claims=lambda: [waiting(1), waiting(1)],
+        in_use=held(2),
+        capacity_bytes=15 * MB,
+        gives_up=[False, True],
     ),
-    "another's shard has room": (
-        lambda: [waiting(2), waiting(2, wanted_bytes=MB)], held(1, 1, 1, 1), 45 * MB, [False, False]
+    "a shard held twice leaves room": FullCache(
+        claims=lambda: [waiting(1), waiting(1)],
+        in_use=held(2),
+        capacity_bytes=25 * MB,
+        gives_up=[False, False],
     ),
-    "unleased shards are free space": (lambda: [waiting(2)], held(1, 1), ROOM, [False]),
-    "one byte too few": (lambda: [waiting(2)], held(1, 1), ROOM - 1, [True]),
-    "a half inflated shard keeps its space": (
-        lambda: [waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 40 * MB, [True]
+    "another reader reads": FullCache(
+        claims=lambda: [waiting(2), waiting(2)],
+        in_use=held(1, 1, 1, 1, 1),
+        capacity_bytes=45 * MB,
+        gives_up=[False, False],
     ),
-    "a half inflated shard has room": (
-        lambda: [waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 41 * MB, [False]
+    "another's shard is coming": FullCache(
+        claims=lambda: [waiting(2), waiting(2, wanted_bytes=0)],
+        in_use=held(1, 1, 1, 1),
+        capacity_bytes=45 * MB,
+        gives_up=[False, False],
     ),
-    "behind one that goes on": (
-        lambda: behind(waiting(0, wanted_bytes=0), 1), held(1), 15 * MB, [False, False]
+    "another has something to read": FullCache(
+        claims=lambda: [waiting(2), waiting(2, needed=False)],
+        in_use=held(1, 1, 1, 1),
+        capacity_bytes=45 * MB,
+        gives_up=[False, False],
     ),
-    "behind one that is stuck, whose reader keeps a shard": (
-        lambda: behind(waiting(1, wanted_bytes=MB, reserved_bytes=5 * MB), 0, reserved_bytes=5 * MB),
-        held(1), 20 * MB, [True, False],
+    "another's shard has room": FullCache(
+        claims=lambda: [waiting(2), waiting(2, wanted_bytes=MB)],
+        in_use=held(1, 1, 1, 1),
+        capacity_bytes=45 * MB,
+        gives_up=[False, False],
     ),
-    "a worker of its loader keeps a shard": (lambda: [waiting(0, others=(MATE,))], held(1), 15 * MB, [True]),
-    "two wait for that worker's batch": (
-        lambda: [waiting(0, others=(MATE,)), waiting(0, others=(MATE,))], held(1), 15 * MB, [False, True]
+    "unleased shards are free space": FullCache(
+        claims=lambda: [waiting(2)],
+        in_use=held(1, 1),
+        capacity_bytes=ROOM,
+        gives_up=[False],
     ),
-    "a stranger may give its own back": (lambda: [waiting(0, others=(MATE,))], held(1, 1), 25 * MB, [False]),
-}  # fmt: skip
+    "one byte too few": FullCache(
+        claims=lambda: [waiting(2)],
+        in_use=held(1, 1),
+        capacity_bytes=ROOM - 1,
+        gives_up=[True],
+    ),
+    "a half inflated shard keeps its space": FullCache(
+        claims=lambda: [waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)],
+        in_use=held(1),
+        capacity_bytes=40 * MB,
+        gives_up=[True],
+    ),
+    "a half inflated shard has room": FullCache(
+        claims=lambda: [waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)],
+        in_use=held(1),
+        capacity_bytes=41 * MB,
+        gives_up=[False],
+    ),
+    "behind one that goes on": FullCache(
+        claims=lambda: behind(waiting(0, wanted_bytes=0), 1),
+        in_use=held(1),
+        capacity_bytes=15 * MB,
+        gives_up=[False, False],
+    ),
+    "behind one that is stuck, whose reader keeps a shard": FullCache(
+        claims=lambda: behind(
+            waiting(1, wanted_bytes=MB, reserved_bytes=5 * MB), 0, reserved_bytes=5 * MB
+        ),
+        in_use=held(1),
+        capacity_bytes=20 * MB,
+        gives_up=[True, False],
+    ),
+    "a worker of its loader keeps a shard": FullCache(
+        claims=lambda: [waiting(0, others=(MATE,))],
+        in_use=held(1),
+        capacity_bytes=15 * MB,
+        gives_up=[True],
+    ),
+    "two wait for that worker's batch": FullCache(
+        claims=lambda: [waiting(0, others=(MATE,)), waiting(0, others=(MATE,))],
+        in_use=held(1),
+        capacity_bytes=15 * MB,
+        gives_up=[False, True],
+    ),
+    "a stranger may give its own back": FullCache(
+        claims=lambda: [waiting(0, others=(MATE,))],
+        in_use=held(1, 1),
+        capacity_bytes=25 * MB,
+        gives_up=[False],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", DEADLOCKS)
 async def test_only_the_claim_that_resolves_a_deadlock_gives_up(case: str) -> None:
     """No claim gives up while a reader may go on or release; otherwise only one does."""
-    claims, in_use, capacity, expected = DEADLOCKS[case]
-    assert gives_up(claims(), in_use, capacity) == expected
+    cache = DEADLOCKS[case]
+    assert gives_up(cache.claims(), cache.in_use, cache.capacity_bytes) == cache.gives_up
 
 
 async def test_the_deadlock_error_names_the_space_that_would_be_enough() -> None:

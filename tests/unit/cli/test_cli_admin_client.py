@@ -163,8 +163,12 @@ def test_daemon_outside_the_pid_namespace_is_given_up_without_a_pid(tmp_path: Pa
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/s")
         listener.listen()
-        ask = "import sys; from pathlib import Path; from shardcache.cli.admin_client import AdminClient"
-        ask += "; AdminClient(Path(sys.argv[1]), silence_s=0.05).status()"
+        ask = (
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from shardcache.cli.admin_client import AdminClient\n"
+            "AdminClient(Path(sys.argv[1]), silence_s=0.05).status()"
+        )
         command = (*namespace, sys.executable, "-c", ask, f"{tmp_path}/s")
         asked = run(command, capture_output=True, text=True, check=False)
     assert "does not answer within" in asked.stderr

@@ -226,7 +226,10 @@ def test_other_bytes_the_second_time_are_damage() -> None:
 
 def test_a_training_process_gets_log_lines_by_logging_alone() -> None:
     """Nothing goes to stdout, which a program may pipe to another one."""
-    script = "from shardcache.fetch import etags; etags.log.warning('no longer compared', origin='s3://bucket')"
+    script = (
+        "from shardcache.fetch import etags\n"
+        "etags.log.warning('no longer compared', origin='s3://bucket')"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True
     )

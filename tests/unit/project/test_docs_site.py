@@ -121,7 +121,9 @@ SEARCHED = {
     "ray": "frameworks.html#a-ray-cluster",
     "reproducible shuffle seed": "how-do-i.html#get-another-order-or-the-same-again",
     "skip corrupted images": "how-do-i.html#skip-samples-that-are-damaged-or-incomplete",
-    "download data before training starts": "how-do-i.html#have-the-data-there-before-the-job-starts",
+    "download data before training starts": (
+        "how-do-i.html#have-the-data-there-before-the-job-starts"
+    ),
     "keep shards in the cache": "day-two.html#pin-shards",
     "subset of the dataset": "how-do-i.html#try-it-on-a-few-samples",
     "filter samples": "how-do-i.html#choose-samples-by-size-or-metadata",
@@ -158,8 +160,10 @@ SEARCHED = {
 }
 # Widths of a phone, a tablet and a desk, in light and dark: pages take them in turn.
 LOOKS = [(390, False), (390, True), (768, False), (768, True), (1440, False), (1440, True)]
-FOUND = """location.search === '?q=' + encodeURIComponent(%r) && document.querySelector('.search-summary').innerText
-    && [...document.querySelectorAll('ul.search > li > a')].map((a) => a.getAttribute('href').split('?')[0])"""
+FOUND = """location.search === '?q=' + encodeURIComponent(%r)
+    && document.querySelector('.search-summary').innerText
+    && [...document.querySelectorAll('ul.search > li > a')]
+        .map((a) => a.getAttribute('href').split('?')[0])"""
 
 
 class Site:

@@ -86,7 +86,12 @@ def test_a_slower_machine_changes_no_ratio_to_the_peer_in_the_same_round() -> No
 def test_a_page_keeps_its_words_and_the_tables_of_parts_that_were_not_measured() -> None:
     rows = lines(Row("MB/s", "read", 7.0), Row("MB/s", "read", 1234.0, "s5cmd", 617.0))
     page = "Before.\n\n<!--figures:{}-->\n\nold\n\n<!--end-->\n\nAfter.\n"
-    table = "||shardcache|compared with|ratio|\n|---|---|---|---|\n|MB/s, read|7.00|||\n|||s5cmd: 617|2.00|"
+    table = (
+        "||shardcache|compared with|ratio|\n"
+        "|---|---|---|---|\n"
+        "|MB/s, read|7.00|||\n"
+        "|||s5cmd: 617|2.00|"
+    )
     made = figures.page(page.format("warm"), rows)
     assert made == figures.page(made, rows) == page.format("warm").replace("old", table)
     assert figures.page(page.format("cold"), rows) == page.format("cold")

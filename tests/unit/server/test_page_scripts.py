@@ -23,7 +23,8 @@ const moments = JSON.parse(process.argv[2]), reasons = new Map();
 console.log(JSON.stringify(moments.map((moment) => {
   const short = shortOfData(moment, reasons);
   const shown = moment.cache ? { figures: figures(moment, { now: 0 }) } : {};
-  return { text: verdict(moment.jobs, short), level: level(short, []), jobs: [...short.values()], ...shown };
+  const text = verdict(moment.jobs, short);
+  return { text, level: level(short, []), jobs: [...short.values()], ...shown };
 })));
 """
 

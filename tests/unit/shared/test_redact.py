@@ -14,13 +14,19 @@ from shardcache.shared.wording.redact import excerpt, printable, redact
 from support.cases import first_quick
 
 SECRETS = [
-    "https://h/a.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={}&X-Amz-Date=1&X-Amz-Signature={}",
+    (
+        "https://h/a.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={}"
+        "&X-Amz-Date=1&X-Amz-Signature={}"
+    ),
     "https://h/a.tar?x-amz-security-token={}#part",
     "https://h/a.tar?AWSAccessKeyId=1&Expires=2&Signature={}",
     "https://h/a.tar?GoogleAccessId={}&X-Goog-Signature={}",
     "https://account.blob.core.windows.net/c/a.tar?sv=2024&sr=c&sig={}&se=2026",
     "https://h/a.tar?Policy={}&Signature={}&Key-Pair-Id=1",
-    "https://h/a.tar?TOKEN={}&access_token={}&hf-token={};api_key={}&apikey={}&client_secret={}&auth={}",
+    (
+        "https://h/a.tar?TOKEN={}&access_token={}&hf-token={};api_key={}&apikey={}"
+        "&client_secret={}&auth={}"
+    ),
     "https://user:{}@host/a.tar",
     "ftp://u:{}@host:21/a.tar?password={}",
     "s3://AKIA:{}@bucket/a.tar",

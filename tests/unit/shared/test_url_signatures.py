@@ -7,11 +7,15 @@ from shardcache.store.keys import place_of, stored_url
 
 PLACE = "https://host/a%20b/c.tar"
 AWS4 = (
-    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=K%2F20260102%2Fr%2Fs3%2Faws4_request&X-Amz-Date=20260102T030405Z"
-    "&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Security-Token=t%2B&X-Amz-Signature=0a"
+    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=K%2F20260102%2Fr%2Fs3%2Faws4_request"
+    "&X-Amz-Date=20260102T030405Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host"
+    "&X-Amz-Security-Token=t%2B&X-Amz-Signature=0a"
 )
 GOOGLE4 = "X-Goog-Credential=a&X-Goog-Date=20260102T030405Z&X-Goog-Expires=60&X-Goog-Signature=0a"
-SAS = "sv=2024-11-04&st=2026-01-01T00%3A00%3A00Z&se=2026-01-02T03%3A05%3A05Z&sr=b&sp=r&spr=https&sig=x%2Fy%3D"
+SAS = (
+    "sv=2024-11-04&st=2026-01-01T00%3A00%3A00Z&se=2026-01-02T03%3A05%3A05Z"
+    "&sr=b&sp=r&spr=https&sig=x%2Fy%3D"
+)
 UNTIL_S = 1767323105.0  # 2026-01-02 03:05:05 UTC
 
 

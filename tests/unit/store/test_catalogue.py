@@ -74,7 +74,10 @@ DAMAGES = [
     "UPDATE Settings SET value = 'text'",
     "UPDATE Settings SET value = NULL",
     "DELETE FROM Settings",
-    "DROP TABLE Settings; CREATE TABLE Settings (key, value); INSERT INTO Settings VALUES (1, 2), (NULL, 3)",
+    (
+        "DROP TABLE Settings; CREATE TABLE Settings (key, value); "
+        "INSERT INTO Settings VALUES (1, 2), (NULL, 3)"
+    ),
     "DROP TABLE Cache; CREATE TABLE Cache (key, value)",
     "DROP TABLE Cache; CREATE VIEW Cache AS SELECT * FROM Settings",
     "CREATE TRIGGER t BEFORE INSERT ON Cache BEGIN SELECT RAISE(ABORT, 'no'); END",

@@ -141,7 +141,8 @@ def test_a_script_ends_though_it_holds_an_iterator() -> None:
     """Its threads do not keep the process alive."""
     script = """
 from shardcache_client.batches.threads import made_by_threads
-batches = made_by_threads(lambda check: (number for number in range(10**9)), lambda number: number, threads=2, ahead=4)
+numbers = lambda check: (number for number in range(10**9))
+batches = made_by_threads(numbers, lambda number: number, threads=2, ahead=4)
 print(next(batches))
 """
     ran = subprocess.run(

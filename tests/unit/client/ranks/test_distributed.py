@@ -354,9 +354,12 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
     first, second, third = datasets(url)
     second.compare_manifest(manifest(), counted=True)
     third.compare_manifest(manifest(), counted=True)
-    told = r"rank 0 would read different shards than rank 1: shard 3 is s3://b/3.tar \(version c, .*version b,"
-    for _ in range(2):  # whoever tries again is told again
-        with pytest.raises(ManifestMismatchError, match=told):
+    message = (
+        "rank 0 would read different shards than rank 1: "
+        r"shard 3 is s3://b/3.tar \(version c, .*version b,"
+    )
+    for _ in range(2):  # a second try fails as the first
+        with pytest.raises(ManifestMismatchError, match=message):
             first.compare_manifest(manifest(last_version="c"), counted=True)
 
 

@@ -126,7 +126,10 @@ def test_unsent_text_is_a_message(end: str) -> None:
 
 def test_an_error_that_ends_the_program_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     """The interpreter prints it whole, with no frame of Python's below."""
-    program = "from shardcache.errors import ConfigError; raise ConfigError('no such option', remedy='leave it out')"
+    program = (
+        "from shardcache.errors import ConfigError\n"
+        "raise ConfigError('no such option', remedy='leave it out')"
+    )
     subprocess.run([sys.executable, "-c", program], check=False)
     assert capfd.readouterr().err.endswith(
         "ConfigError: no such option\n  What to do: leave it out\n"

@@ -235,7 +235,8 @@ class Reader:
     """A reader that does what readers do, in any order, while its daemon has any faults.
 
     Attributes:
-        leases: the model: what it has asked for and not given back, and whether it has waited for that.
+        leases: the model: what it has asked for and not given back, and whether it has waited for
+            that.
     """
 
     def __init__(self, session: Session, daemon: FlakyDaemon, rng: random.Random) -> None:

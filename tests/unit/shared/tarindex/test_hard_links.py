@@ -112,7 +112,8 @@ def test_link_to_nothing_is_a_fault_of_its_sample(path: Path) -> None:
     samples = index_tar(path, URL)
     assert sorted(samples.faults) == [0, 1]
     assert fault_of(samples, 0) == (
-        "the member 'jpg' of the sample 'a' is a hard link to a file that is not in the tar before it"
+        "the member 'jpg' of the sample 'a' is a hard link "
+        "to a file that is not in the tar before it"
     )
 
 

@@ -60,6 +60,6 @@ def test_the_line_of_an_epoch_names_the_largest_share_first() -> None:
     times.received(BatchTimes(1000, 0.0, 6.0, 1.0, 5.0, 0.0))
     times.stepped()
     assert str(times) == (
-        "epoch 0: 100 samples/s (250 if data were free); 10.0 s: decoding 50%, step 40%, shards 10%, reading 0%, "
-        "collating 0%, handover 0%"
+        "epoch 0: 100 samples/s (250 if data were free); 10.0 s: "
+        "decoding 50%, step 40%, shards 10%, reading 0%, collating 0%, handover 0%"
     )
