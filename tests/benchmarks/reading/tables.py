@@ -15,7 +15,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,10 @@ def _rows(
         min(each["rows_s"] for each in found),
     )
     yield row("MB", "the table on the disk", max(each["file"] for each in found))
+    yield from _page_cache_rows(found, row)
+
+
+def _page_cache_rows(found: list[dict[str, Any]], row: Callable[..., Row]) -> Iterator[Row]:
     resident = max(found, key=lambda each: each["index_resident"] + each["rows_resident"])
     yield row(
         "MB",

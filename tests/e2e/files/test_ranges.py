@@ -10,11 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
-import safetensors.torch
-import torch
 
 from shardcache.errors import OutdatedError, ShardChangedError
 from shardcache.store.part_file import JOURNAL_BYTES
@@ -469,40 +465,3 @@ def test_replaced_object_is_not_mixed_with_the_new_one(store: Canary, node: Daem
             == new[20 * PART_BYTES : 20 * PART_BYTES + 5]
         )
         assert at(file, 0, 5) == new[:5]
-
-
-def test_table_is_read_by_columns(store: Canary, node: Daemon) -> None:
-    """Of a parquet file, the footer and the pages of the columns that are asked for."""
-    numbers = random.Random(7)
-    columns = {
-        name: [numbers.random() for _ in range(40_000)] for name in ("a", "b", "c", "d", "e", "f")
-    }
-    table = pyarrow.table(columns)
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink, compression="none", use_dictionary=False)
-    body = sink.getvalue().to_pybytes()
-    url = store.put("table.parquet", body)
-
-    with files(node).open(url) as file:
-        found = pyarrow.parquet.ParquetFile(file).read(columns=["c"])
-
-    assert found.column("c").to_pylist() == columns["c"]
-    assert store.asked_bytes() < len(body) / 3
-
-
-def test_tensor_is_read_without_the_others(store: Canary, node: Daemon) -> None:
-    """Of a file of safetensors, its header and the tensor that is asked for."""
-    tensors = {f"layer.{number}": torch.full((128, 512), float(number)) for number in range(12)}
-    body = safetensors.torch.save(tensors)
-    url = store.put("model.safetensors", body)
-
-    with files(node).open(url) as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        facts = json.loads(file.read(header_bytes))["layer.7"]
-        start, end = (8 + header_bytes + offset for offset in facts["data_offsets"])
-        found = torch.frombuffer(bytearray(at(file, start, end)), dtype=torch.float32).reshape(
-            facts["shape"]
-        )
-
-    assert torch.equal(found, tensors["layer.7"])
-    assert store.asked_bytes() <= end - start + 3 * PART_BYTES

@@ -22,7 +22,7 @@ EPOCH = 4
 
 @pytest.fixture
 def bookmark() -> Bookmark:
-    """That of a dataset that was just made."""
+    """The bookmark of a dataset that was just made."""
     return Bookmark(EpochCounter(), Epochs())
 
 
