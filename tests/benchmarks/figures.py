@@ -99,13 +99,10 @@ def rounds(lines: Iterable[Line]) -> dict[Name, list[float]]:
 def rank_test(before: Sequence[float], after: Sequence[float]) -> float:
     """Return the two-sided p-value of the exact rank-sum test, with midranks for ties."""
     both = sorted([*before, *after])
-    ranks = {
-        value: bisect_left(both, value) + bisect_right(both, value) + 1 for value in both
-    }  # doubled
-    ways: list[Counter[int]] = [
-        Counter({0: 1}),
-        *(Counter() for _ in before),
-    ]  # by size and sum of a choice of ranks
+    # Twice the midrank of each value.
+    ranks = {value: bisect_left(both, value) + bisect_right(both, value) + 1 for value in both}
+    # Number of choices of ranks, by their size and their sum.
+    ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in before)]
     for value in both:
         for size in range(len(before), 0, -1):
             for total, count in ways[size - 1].items():

@@ -74,9 +74,8 @@ def _started(
                     f"{' '.join(command)} exited {process.returncode}:\n{errors.read()[-4000:]}"
                 )
         finally:
-            with suppress(
-                ProcessLookupError
-            ):  # the usual case: it has ended, and so have its workers
+            # The usual case: it has ended, and so have its workers.
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

@@ -46,9 +46,8 @@ http {{
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     name: str  # in the results
-    env: Mapping[
-        str, str
-    ]  # variables by which S3 clients find the server, and trust its certificate
+    # Variables by which S3 clients find the server, and trust its certificate.
+    env: Mapping[str, str]
     pid: int = 0  # of the server, where it is asked for what it costs
 
     @property

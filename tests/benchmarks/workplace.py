@@ -70,7 +70,7 @@ class Daemon(daemon.Daemon):
 
 
 class Workplace:
-    """Where one run of the benchmark happens; a context manager."""
+    """Folders, stores and rounds of one run of the benchmark; a context manager."""
 
     def __init__(self, root: Path, scale: float, rounds: int, console: Console) -> None:
         self.root = root  # folder for everything that is large

@@ -22,7 +22,7 @@ FEW = 0.15
 def test_the_store_sends_everything_once_per_node_without_a_tier(
     cluster: Cluster, small: Dataset
 ) -> None:
-    """That is what a tier is for, and shows that bytes are counted."""
+    """The point of a tier; it also shows that bytes are counted."""
     with cluster.nodes(3) as nodes:
         assert cluster.fetch(nodes, small) == pytest.approx(3, rel=0.02)
 

@@ -127,7 +127,6 @@ def _read(samples: Iterable[Mapping[str, Any]], extensions: Sequence[str]) -> in
     number = 0
     for number, sample in enumerate(samples, 1):  # noqa: B007
         for extension in extensions:
-            bytes(
-                sample[extension]
-            )  # as whoever decodes it must; costs nothing where it is `bytes` already
+            # Decoders need `bytes`; this costs nothing where they are `bytes` already.
+            bytes(sample[extension])
     return number

@@ -97,9 +97,8 @@ def keys(*parts: list[Any]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create"
-)  # more workers than this machine has processors
+# The loader has more workers than this machine has processors.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_ranks_train_in_step_and_resume_exactly(daemon: Daemon, texts: str) -> None:
     """Two ranks get equally many batches and each sample once, in a whole epoch and a resumed one.
 

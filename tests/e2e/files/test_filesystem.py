@@ -26,9 +26,8 @@ from support.stores.canary import GatedStore
 PART_BYTES = 64 * 1024
 BODY = random.Random(7).randbytes(3 * PART_BYTES + 17)
 
-fsspec.register_implementation(
-    "shardcache", ShardcacheFileSystem, clobber=True
-)  # as the entry point of a wheel does
+# As the entry point of a wheel does.
+fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)
 
 
 class EndFirst(GatedStore):

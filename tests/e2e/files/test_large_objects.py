@@ -37,9 +37,8 @@ HOLE = bytes(GIB // GROUPS)
 LAYERS = 8
 LAYER_BYTES = GIB // 8
 
-fsspec.register_implementation(
-    "shardcache", ShardcacheFileSystem, clobber=True
-)  # as the entry point of a wheel does
+# As the entry point of a wheel does.
+fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)
 
 
 @pytest.fixture(scope="module")

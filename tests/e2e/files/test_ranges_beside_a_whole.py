@@ -290,9 +290,8 @@ def test_wait_of_a_whole_file_is_explained_without_shards(store: Canary, node: D
 
 def test_wait_of_a_range_is_explained_by_the_range(store: Canary, node: Daemon) -> None:
     """Its reader is told that it waits for the space of other ranges, not for a shard."""
-    held = store.put(
-        "held", BODY + OTHER_BODY
-    )  # larger than the cache, so that nobody fetches the whole
+    # Larger than the cache, so that nobody fetches the whole.
+    held = store.put("held", BODY + OTHER_BODY)
     url = store.put("table", OTHER_BODY + BODY)
     span = 30 * PART_BYTES  # more than half of the cache
     with RawSession(node, job="first") as first, RawSession(node, job="second") as second:

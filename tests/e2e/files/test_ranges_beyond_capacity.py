@@ -182,9 +182,8 @@ def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(
 @pytest.mark.slow
 def test_shards_that_are_held_make_room_for_the_next(store: Canary, tmp_path: Path) -> None:
     """A reader that may hold more than the cache gives back what it read longest ago."""
-    store.files["/untabled.json"] = store.files[
-        "/index.json"
-    ]  # without a table of samples beside it
+    # Without a table of samples beside it.
+    store.files["/untabled.json"] = store.files["/index.json"]
     url = store.url("/untabled.json")
     with (
         Daemon(tmp_path, capacity=str(54 * PART_BYTES)) as node,

@@ -108,7 +108,7 @@ def test_sent_bytes_are_counted(client: Any, bucket: Bucket, daemon: Daemon) -> 
 def test_bytes_sent_to_a_client_that_closes_early_are_counted(
     client: Any, bucket: Bucket, daemon: Daemon
 ) -> None:
-    """What it was sent is counted, and not what it was not."""
+    """The daemon counts the bytes that it sent, and not those that it kept back."""
     at_start = counted(daemon, "s3_bytes")
     body(client, bucket, "large")
     # The daemon counts an answer once it has sent all of it, when the client may have it already.

@@ -231,7 +231,7 @@ def test_each_sample_is_read_once_by_all_ranks_and_workers(daemon: Daemon, kind:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_epoch_resumes_in_its_middle(daemon: Daemon, kind: str) -> None:
-    """What a second dataset gives from the state on is what the first would have given."""
+    """A second dataset gives from the state on the samples that the first would have given."""
 
     def make() -> ShardDataset:
         return ShardDataset(

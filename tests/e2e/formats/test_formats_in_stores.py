@@ -68,9 +68,8 @@ def test_samples_come_once_from_a_bucket(store_daemon: Daemon, bucket: Bucket, n
 
     store_daemon.await_publication()
     fetched_bytes = store_daemon.status()["counters"]["origin_bytes"] - before_bytes
-    assert (
-        size_bytes <= fetched_bytes < size_bytes + smallest_bytes
-    )  # the index is smaller than any file
+    # The index is smaller than any file.
+    assert size_bytes <= fetched_bytes < size_bytes + smallest_bytes
 
 
 @pytest.mark.slow

@@ -20,10 +20,8 @@ from shardcache_client.dataset import Joined, ShardDataset
 from support.programs.guard import GUARD_S
 
 BATCH = 5
-KILLED_AT = {
-    0: (1, 4),
-    1: (0, 6),
-}  # attempt: rank, and the step of the epoch after which it is killed
+# By attempt, the rank that is killed, and the step of the epoch after which.
+KILLED_AT = {0: (1, 4), 1: (0, 6)}
 
 
 def keys(batch: list[dict[str, Any]]) -> list[str]:

@@ -101,9 +101,8 @@ def dealt(mixture: Mixture, epoch: int) -> Read:
 )
 def test_readers_read_the_samples_that_a_mixture_assigns(make: Make, weights: Any) -> None:
     """Shards enter in different lanes, yet every sample comes from its own, in order."""
-    mixture = pickle.loads(
-        pickle.dumps(make(weights, samples_per_epoch=96))
-    )  # as spawned workers get it
+    # Spawned workers get a pickled copy.
+    mixture = pickle.loads(pickle.dumps(make(weights, samples_per_epoch=96)))
     epochs = [read(mixture) for _ in range(2)]
     assert epochs == [dealt(mixture, epoch) for epoch in range(2)]
     assert [Counter(name for name, _ in epoch) for epoch in epochs] == [

@@ -398,9 +398,8 @@ def test_running_workers_take_the_seed_of_a_loaded_state(
         next(batches)
     assert len(list(loader)) == 40
     resumed.load_state_dict(saving.state_dict())
-    assert sorted(loader) == sorted(
-        batches
-    )  # a plain loader resumes with its first worker, whosever turn it was
+    # A plain loader resumes with its first worker, whosever turn it was.
+    assert sorted(loader) == sorted(batches)
     assert list(loader) == list(saving)
 
 
@@ -473,7 +472,7 @@ def test_wrong_options_of_a_loader_are_refused(
 def test_wrong_options_of_a_webdataset_are_refused(
     options: dict[str, Any], hint: str, index: str
 ) -> None:
-    """When it is made, not at the first sample, also those that have no effect but are compared."""
+    """The constructor refuses them, also those that have no effect but are compared."""
     text = refusal(WebDataset, **{"urls": index} | options)
     assert text.startswith("WebDataset: ")
     assert hint in text
@@ -496,5 +495,5 @@ def test_batches_by_length_are_of_a_dataset() -> None:
     ],
 )
 def test_wrong_token_blocks_are_refused(options: dict[str, Any], hint: str) -> None:
-    """When they are made, as far as the type of the tokens is known then."""
+    """The constructor refuses them, as far as it knows the type of the tokens."""
     assert hint in refusal(TokenBlocks, 8, **options)

@@ -91,9 +91,8 @@ def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) 
     ds = ShardDataset(urls, socket=daemon.socket, job="dropped-alone")
     samples = iter(ds)
     next(samples)
-    eventually(
-        lambda: daemon.leases() == 1
-    )  # the shard that is read; the next is kept by the plan alone
+    # The shard that is read; the next is kept by the plan alone.
+    eventually(lambda: daemon.leases() == 1)
     del samples
     eventually(lambda: sessions_of(daemon, "dropped-alone") == 0)
     assert daemon.leases() == 0

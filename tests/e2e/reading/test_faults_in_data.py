@@ -188,7 +188,7 @@ def test_warnings_end_after_five_errors_of_an_epoch_and_all_are_counted(
 
 
 def test_error_of_a_sample_names_the_handler_that_skips_it(daemon: Daemon, source: Path) -> None:
-    """Where a handler is called: samples by number go to none."""
+    """Only iteration calls a handler: samples by number go to none."""
     dataset = ShardDataset(f"file://{source}/index.json", decode={"jpg": int}, socket=daemon.socket)
     for samples, advice in (
         (dataset, 'on_error="warn" skips such samples'),

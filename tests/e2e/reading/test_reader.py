@@ -31,7 +31,7 @@ print(json.dumps([len(reader), first + [sample["__key__"] for sample in samples]
 
 @pytest.mark.parametrize("name", shardcache_client.__all__)
 def test_each_public_name_can_be_imported(name: str) -> None:
-    """Where torch is: most are imported from their modules at their first use."""
+    """With torch installed; most are imported from their modules at their first use."""
     assert getattr(shardcache_client, name).__name__ == name
 
 

@@ -88,9 +88,8 @@ def test_resumed_loader_gives_exactly_the_next_batch(
     assert epochs[0] != epochs[1]
     for taken in steps:
         interrupted = load(make(), workers, **options)
-        batches = iter(
-            interrupted
-        )  # kept: one batch of an iterator that is dropped would be a look
+        # Kept: one batch of an iterator that is dropped would be a look.
+        batches = iter(interrupted)
         assert list(islice(batches, taken)) == epochs[0][:taken]
         resumed = load(make(), workers, **options)
         read = []
@@ -137,7 +136,7 @@ def plain(ds: ShardDataset, workers: int) -> DataLoader[Any]:
 
 
 def test_unknowable_state_is_refused(make: Make) -> None:
-    """That of a plain loader's workers, which are ahead of the loop."""
+    """For instance the state of a plain loader's workers, which are ahead of the loop."""
     ds = make()
     samples = iter(ds)
     next(samples)

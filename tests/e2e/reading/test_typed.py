@@ -81,9 +81,8 @@ def test_samples_have_the_type_that_the_user_declares(folder: Path, daemon: Daem
     class Local(TypedDict):
         jpg: bytes
 
-    pickle.loads(
-        pickle.dumps(ShardDataset[Local](url, socket=daemon.socket))
-    )  # for workers that are spawned
+    # For workers that are spawned.
+    pickle.loads(pickle.dumps(ShardDataset[Local](url, socket=daemon.socket)))
 
 
 def test_batches_have_the_type_that_collate_returns(folder: Path, daemon: Daemon) -> None:

@@ -42,9 +42,8 @@ def test_every_number_is_its_sample(numbered: str, daemon: Daemon) -> None:
         assert list(samples) == KEYS
         assert samples.__getitems__([9, 0, 9, 26]) == [KEYS[9], KEYS[0], KEYS[9], KEYS[26]]
         one, _, other = dataset.map(lambda key: [key]).indexed().__getitems__([9, 0, 9])
-        assert (
-            one is not other
-        )  # a collate function may change samples in place, and augmentation is drawn for each
+        # A collate function may change samples in place, and augmentation is drawn for each.
+        assert one is not other
         for wrong in (len(KEYS), -len(KEYS) - 1):
             with pytest.raises(IndexError, match=f"sample {wrong} of a dataset with {len(KEYS)}"):
                 samples[wrong]

@@ -94,9 +94,8 @@ def test_ranks_read_each_block_once_and_resume_on_others(
             readers(1)
         return
     before = readers(ranks[0])
-    iterators = [
-        iter(reader) for reader in before
-    ]  # a first sample whose iterator is dropped would be a look
+    # A first sample whose iterator is dropped would be a look.
+    iterators = [iter(reader) for reader in before]
     read = [taken(islice(iterator, steps)) for iterator in iterators]
     states = [reader.state_dict() for reader in before]
     after = readers(ranks[1])

@@ -15,7 +15,7 @@ from support.stores.seaweedfs import SeaweedFS
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where S3 is spoken, and the store that has the objects.
+    """An S3 endpoint, and the store that has the objects.
 
     Attributes:
         env: by which an AWS client finds the endpoint, and may use it.

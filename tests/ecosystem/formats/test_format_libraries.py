@@ -49,9 +49,8 @@ def rows() -> Iterator[dict[str, Any]]:
         }
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # it leaves files open
+# The library leaves files open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(
     find_spec("streaming") is None, reason="needs mosaicml-streaming: see the Makefile"
 )

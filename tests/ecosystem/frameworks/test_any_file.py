@@ -16,9 +16,8 @@ from support.stores.buckets import Bucket
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
 
-fsspec.register_implementation(
-    "shardcache", ShardcacheFileSystem, clobber=True
-)  # as the entry point of a wheel does
+# As the entry point of a wheel does.
+fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def test_each_step_of_each_epoch_resumes(dataset: ShardDataset[Any], train: Trai
 
 
 def test_steps_of_several_batches_resume(dataset: ShardDataset[Any], train: Train) -> None:
-    """Where Trainer's last step of an epoch has fewer batches than the others."""
+    """Trainer's last step of an epoch may have fewer batches than the others."""
     whole = train(dataset, gradient_accumulation_steps=3)
     assert len(whole) == 2 * STEPS
     assert train(dataset, 3, gradient_accumulation_steps=3) == whole[9:]

@@ -20,9 +20,8 @@ from support.stores.faulty_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
 
-fsspec.register_implementation(
-    "shardcache", ShardcacheFileSystem, clobber=True
-)  # as the entry point of a wheel does
+# As the entry point of a wheel does.
+fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)
 
 PART_BYTES = 64 * 1024
 GROUPS = 8

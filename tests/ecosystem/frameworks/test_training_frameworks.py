@@ -138,9 +138,8 @@ def test_trainer_trains_evaluates_predicts_and_resumes(daemon: Daemon, tmp_path:
     """Three epochs, each evaluated, and all predictions. A run resumed in the second reads on."""
     epochs = check_resumed(daemon, tmp_path, torchrun("with_trainer.py"), "checkpoint-{}".format)
     samples = sum(VALIDATION)
-    for predicted in map(
-        chain.from_iterable, epochs["predicted"]
-    ):  # gathered: all of them on each rank
+    # Gathered: all of them on each rank.
+    for predicted in map(chain.from_iterable, epochs["predicted"]):
         keys = list(predicted)
         assert len(keys) == samples + samples % 2
         assert sorted(set(keys)) == [f"{number:06d}" for number in range(samples)]

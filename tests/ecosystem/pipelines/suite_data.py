@@ -39,9 +39,8 @@ def make_suite_data(local: Path, remote: Path) -> None:
 
 def _labelled(number: int) -> Sample:
     size = (600, 793) if number == 0 else (60, 40)  # of the first image, the tests know the size
-    noise = random.Random(number).randbytes(
-        2000
-    )  # tests that cut the compressed shard want it longer than 10 KiB
+    # Tests that cut the compressed shard want it longer than 10 KiB.
+    noise = random.Random(number).randbytes(2000)
     return {
         "__key__": f"{number:04d}",
         "cls": b"%d" % number,

@@ -153,9 +153,8 @@ async def test_a_name_that_leads_to_this_node_is_refused_by_default(
     with pytest.raises(NotAllowedError, match=r"innocent\.example resolves to 127\.0\.0\.1"):
         await size_of(origins, canary.url("/data/a.tar", "innocent.example"))
     assert canary.connections == 0
-    assert await size_of(origins, canary.url("/data/a.tar", "localhost")) == len(
-        DATA
-    )  # judged by its name before
+    # Judged by its name before.
+    assert await size_of(origins, canary.url("/data/a.tar", "localhost")) == len(DATA)
     await origins.close()
 
 

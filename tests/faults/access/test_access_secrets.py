@@ -120,9 +120,8 @@ def test_secrets_show_nowhere(daemon: Daemon, server: Canary, tmp_path: Path) ->
     files = [path for path in daemon.cache_dir.rglob("*") if path.is_file()]
     assert any(path.suffix == ".idx" for path in files)
     assert [path for path in files if MARK.encode() in path.read_bytes()] == []
-    assert any(
-        MARK in value for _, _, headers in server.requests for value in headers.values()
-    )  # they were in use
+    # The secrets were in use.
+    assert any(MARK in value for _, _, headers in server.requests for value in headers.values())
 
 
 def test_signed_url_is_a_separate_shard(daemon: Daemon, server: Canary) -> None:
@@ -168,19 +167,13 @@ _METHODS = {
 }
 _EXCEPTIONS = {
     ("store/catalogue.py", "pickle"),  # the error with which it refuses
-    (
-        "samples/decoders.py",
-        "pickle",
-    ),  # decode={"pkl": "pickle"}, which a user asks for by this name
-    (
-        "loading/parcel.py",
-        "pickle",
-    ),  # samples from a loader's own workers, in place of torch's queues, which unpickle
+    # decode={"pkl": "pickle"}, which a user asks for by this name.
+    ("samples/decoders.py", "pickle"),
+    # Samples from a loader's own workers, in place of torch's queues, which unpickle.
+    ("loading/parcel.py", "pickle"),
     ("origin/patterns/foreign_lists.py", "yaml"),  # its safe_load, which makes plain values alone
-    (
-        "sharing/buffer.py",
-        "pickle",
-    ),  # PickleBuffer: how what it hands to torch's own queues is written
+    # PickleBuffer, for values that go to torch's own queues.
+    ("sharing/buffer.py", "pickle"),
 }
 
 

@@ -73,7 +73,7 @@ def by_chance(rng: random.Random) -> Callable[[bytes, int], bytes]:
 )
 @pytest.mark.hypothesis  # the property is inside
 def test_changed_inputs_break_nothing(name: str) -> None:
-    """Where no coverage guides, too: the kept inputs, changed by chance a few times."""
+    """Without guidance by coverage, too: the kept inputs, changed by chance a few times."""
     target = TARGETS[name]
     seeds = [path.read_bytes() for kind, path in KEPT if kind == name]
     assert target.mutate is not None

@@ -89,7 +89,7 @@ def rss_bytes() -> int:
 
 @pytest.fixture
 def data(tmp_path: Path) -> bytes:
-    """What is in the file `data`."""
+    """The content of the file `data`."""
     data = random.Random(4).randbytes(200_000)
     (tmp_path / "data").write_bytes(data)
     return data

@@ -99,7 +99,7 @@ def test_reader_created_during_a_restart_waits_for_the_next_daemon(
 def test_reader_without_any_daemon_fails_at_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where no daemon was lately, nothing is waited for: the path is a mistake."""
+    """A reader waits only where a daemon was lately; elsewhere the path is a mistake."""
     os.utime(folder, (0, 0))
     with pytest.raises(NoDaemonError, match="no daemon listens"):
         ShardDataset(
@@ -110,7 +110,7 @@ def test_reader_without_any_daemon_fails_at_once(
 
 @pytest.mark.slow
 def test_a_daemon_that_may_not_fetch_this_says_so(folder: Path) -> None:
-    """Where --allow has become narrower, a reader is told which url and whom to ask."""
+    """The error of a reader names the url and whom to ask if --allow became narrower."""
     with replaced_by(folder, "--allow", "s3://elsewhere/") as (read, keys):
         read += [next(keys) for _ in range(SAMPLES - 1)]
         with pytest.raises(NotAllowedError, match="shard-00000") as caught:
@@ -121,7 +121,7 @@ def test_a_daemon_that_may_not_fetch_this_says_so(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_daemon_too_small_for_this_says_so(folder: Path) -> None:
-    """Where the capacity has become smaller than a shard, the error has both sizes."""
+    """The error has both sizes if the capacity became smaller than a shard."""
     with replaced_by(folder, "--cache-dir", str(folder / "other"), capacity="70kB") as (read, keys):
         read += [next(keys) for _ in range(SAMPLES - 1)]
         with pytest.raises(CapacityError, match="shard-000002"):

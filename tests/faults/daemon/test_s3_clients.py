@@ -165,7 +165,7 @@ def test_clients_that_read_nothing_keep_no_space_from_a_job(
 def test_clients_that_read_nothing_keep_no_range_from_others(
     patient: Daemon, bucket: Bucket
 ) -> None:
-    """Where there is space for one range alone; whichever reads on gets all of its bytes."""
+    """With space for one range alone, whichever reads on gets all of its bytes."""
     path = f"/{bucket.name}/large-2"
     span = f"bytes=5-{9 * MIB}"
     with RawSession(patient, job="holds") as holder, ExitStack() as opened:

@@ -48,7 +48,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a daemon would listen."""
+    """The path of a daemon's socket."""
     return tmp_path / "s.sock"
 
 

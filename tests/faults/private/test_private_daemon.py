@@ -393,7 +393,7 @@ def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome)
 
 
 def test_node_with_a_daemon_that_is_down_gets_no_private_one(root: Path, home: PrivateHome) -> None:
-    """Where somebody set up a daemon, or the argument says so, the error stays."""
+    """The error stays if somebody set up a daemon, or if the argument says so."""
     os.utime(root, (0, 0))  # a folder that has just changed is that of a daemon that restarts
     with pytest.raises(NoDaemonError):
         ShardReader(f"{root}/data/", daemon="node", socket=root / "s.sock")

@@ -115,9 +115,8 @@ async def test_a_right_file_or_a_typed_error(
             while not proxy.done[mischief]:
                 await right_or_typed(rig, url)
             proxy.heal()
-            while not await right_or_typed(
-                rig, url
-            ):  # a busy machine may be as late as any mischief
+            # A busy machine may be as late as any mischief.
+            while not await right_or_typed(rig, url):
                 pass
 
 

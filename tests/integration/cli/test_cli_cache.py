@@ -128,9 +128,8 @@ def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
         with subprocess.Popen(
             command, env=clean_environment({}), stderr=subprocess.PIPE, text=True
         ) as process:
-            connection, _ = (
-                store.accept()
-            )  # the daemon's question: the command waits for the answer
+            # The daemon asks the store, and the command waits for the answer.
+            connection, _ = store.accept()
             process.send_signal(signal.SIGINT)
             assert process.wait() == 130
             assert process.stderr is not None

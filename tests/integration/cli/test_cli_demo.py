@@ -22,9 +22,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.slow
 def test_interrupted_demo_leaves_nothing() -> None:
     """It ends its jobs and daemon in mid-run, removes its files, and exits 130."""
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # pytest's own path may be too long for the demo's socket
+    # Pytest's own path may be too long for the demo's socket.
+    with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "shardcache", "demo"]
         env = clean_environment({"TMPDIR": folder})
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as demo:

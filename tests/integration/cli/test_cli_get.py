@@ -424,7 +424,7 @@ def test_cached_file_comes_while_its_store_fails(daemon: Daemon, dest: Path) -> 
 
 
 def test_missing_file_of_a_web_server_is_not_found(daemon: Daemon, dest: Path) -> None:
-    """That it has no listings is not the reason."""
+    """The error does not blame the server's lack of listings."""
     with GatedStore() as store:
         ran = get(daemon, store.url("/missing.bin"), dest)
     assert ran.code == 1

@@ -234,9 +234,8 @@ async def test_a_version_that_is_gone_is_an_error(faulty: FaultyS3, tmp_path: Pa
                 assert shardcache(*flags, socket=daemon.socket).code == 0
                 assert lease(daemon)["samples"] == 10
                 put(place, 3)
-                assert (
-                    lease(daemon)["samples"] == 10
-                )  # it is cached, and still what the index names
+                # It is cached, and still what the index names.
+                assert lease(daemon)["samples"] == 10
                 assert shardcache("evict", url, socket=daemon.socket).code == 0
                 error = lease(daemon)["error"]
                 assert error["code"] == "outdated"

@@ -180,9 +180,8 @@ async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig)
     tiered.near.hold("a.tar", times=1, start=2 * PART)
     tiered.downloader = tiered.make(stall_timeout_s=0.5, attempts=1)
     download = asyncio.create_task(tiered.download(obj))
-    await asyncio.to_thread(
-        eventually, lambda: tiered.near.questions["alive"] >= 8
-    )  # twice the stall time-out
+    # Twice the stall time-out.
+    await asyncio.to_thread(eventually, lambda: tiered.near.questions["alive"] >= 8)
     tiered.near.answer_late()
     assert (await download).path.read_bytes() == DATA
     assert tiered.gets(tiered.far) == 0
@@ -289,7 +288,7 @@ async def test_a_silent_owner_is_not_called_slow(
 async def test_a_part_on_which_the_tier_stalled_is_fetched_past_its_cache_next_time(
     tiered: TieredRig,
 ) -> None:
-    """That part alone, and once; one that was refused, from the cache."""
+    """Only the part that stalls, and once; one that was refused, from the cache."""
     obj = await tiered.put()
     tiered.downloader = tiered.make(stall_timeout_s=2)
     tiered.near.fail(Mischief.STALL, key="a.tar", times=1, start=2 * PART)

@@ -98,9 +98,8 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
         def reason_of_wait() -> str:
             return str(waiting.ask("explain", of=50)["reason"])
 
-        eventually(
-            lambda: "waiting for space" in reason_of_wait()
-        )  # its version is asked for before
+        # It waits for the object's version first.
+        eventually(lambda: "waiting for space" in reason_of_wait())
         reason = reason_of_wait()
         assert "the cache's capacity is 500.0 kB, 42" in reason
         assert "--capacity" in reason

@@ -84,9 +84,8 @@ def test_daemon_serves_once_s3_is_loaded(root: Path) -> None:
     env = aws(root, "", AWS_DATA_PATH=str(root / "models"))
     with Daemon(root / "d", "--log-level", "debug", env=env, spawn=spawn) as daemon:
         log = daemon.log.read_text()
-    assert log.index("preparation failed") < log.index(
-        "cache_dir="
-    )  # of the line that says that it serves
+    served_at = log.index("cache_dir=")
+    assert log.index("preparation failed") < served_at
 
 
 def test_daemon_with_s3_configured_has_its_credentials_when_it_serves(root: Path) -> None:

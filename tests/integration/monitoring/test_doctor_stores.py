@@ -48,7 +48,7 @@ def works(finding: Finding) -> bool:
 
 @pytest.mark.slow
 async def test_doctor_passes_a_healthy_bucket(moto: Bucket, tmp_path: Path) -> None:
-    """Where the credentials come from, the time to the first byte and the rate."""
+    """It reports the credentials' source, the time to the first byte and the rate."""
     url = moto.put("a-000000.tar", BODY)
     found = await stores(tmp_path, url, quick=False)
     checks = ("origin.credentials", "origin.reach", "origin.speed")

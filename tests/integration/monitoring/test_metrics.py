@@ -239,9 +239,8 @@ def test_metrics_of_all_queries_exist(
     """A scrape has each metric that a panel or alert names, with all labels that it uses."""
     for query in queries():
         names = query.metrics()
-        found = {
-            name: scraped.labels(name) for name in names if name != "up"
-        }  # that one is Prometheus' own
+        # The metric `up` is Prometheus' own.
+        found = {name: scraped.labels(name) for name in names if name != "up"}
         assert all(found.values()), query
         for name, samples in found.items():
             assert all(names[name] <= labels | OF_THE_TARGET for labels in samples), (name, query)

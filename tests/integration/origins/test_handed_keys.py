@@ -60,7 +60,7 @@ async def test_key_of_the_session_is_tried_first(
 async def test_sessions_read_one_bucket_in_turn_by_their_own_keys(
     faulty: FaultyS3, origins: Origins
 ) -> None:
-    """What another session has just read is no reason to ask with its key."""
+    """A session asks with its own key, whatever another one has just read."""
     for url in fill(faulty, "one", "two"):
         name = url.split("/")[-2]
         with origins.session_credentials.held(keys(name), UID):

@@ -112,11 +112,8 @@ async def test_listing_is_made_with_the_key_that_may(
     origin = of_google.origin("gs://one/")
     with pytest.raises(AccessDeniedError, match="Forbidden"):
         await origin.list_prefix("gs://three/", nothing)
-    google.buckets = {
-        "two@b": "bucket",
-        "none@b": "none",
-        "one@b": "none",
-    }  # the emulator's own bucket
+    # `bucket` is the emulator's own.
+    google.buckets = {"two@b": "bucket", "none@b": "none", "one@b": "none"}
     assert await origin.list_prefix("gs://bucket/", nothing) == []
 
 

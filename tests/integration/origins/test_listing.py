@@ -36,10 +36,8 @@ def bucket(moto: Bucket) -> Bucket:
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        (
-            "train/",
-            ["train/a.tar", "train/b.tar", "train/sub/c.tar.gz"],
-        ),  # no other files, no other prefixes
+        # No other files, no other prefixes.
+        ("train/", ["train/a.tar", "train/b.tar", "train/sub/c.tar.gz"]),
         ("train/*.tar", ["train/a.tar", "train/b.tar"]),
         ("**/a.tar", ["train/a.tar", "val/a.tar"]),
         ("train/*.js?n", ["train/index.json"]),

@@ -154,12 +154,8 @@ class Needy(MemoryFileSystem):  # type: ignore[misc]
         ),
         ("s4://b/a.tar", ConfigError, "no filesystem for s4://.*did you mean 's3'", ""),
         ("-://b/a.tar", ConfigError, "no filesystem for -://", "write one of s3://"),
-        (
-            "webhdfs://h/a.tar",
-            ConfigError,
-            "storage_options",
-            "[[origin]]",
-        ),  # whose constructor refuses the option
+        # The constructor of its filesystem refuses the option.
+        ("webhdfs://h/a.tar", ConfigError, "storage_options", "[[origin]]"),
     ],
 )
 async def test_a_url_that_no_filesystem_serves_is_an_error_with_a_remedy(

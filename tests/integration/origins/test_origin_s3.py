@@ -271,7 +271,7 @@ async def test_error_without_credentials_names_anon(
 async def test_the_tables_endpoint_region_and_profile_reach_the_store(
     moto: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the environment names none of them."""
+    """The profile counts if the environment names none of them."""
     url = moto.put("a.tar", DATA)
     endpoint = moto.env()["AWS_ENDPOINT_URL"]
     use_aws(monkeypatch, tmp_path, {"AWS_EC2_METADATA_DISABLED": "true"})

@@ -190,9 +190,8 @@ class ForwardProxy(ScriptedServer):
         super().__init__()
         self._user = user
         self._pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-        self.targets: list[
-            str
-        ] = []  # that a connection was made for, a url or, by CONNECT, host and port
+        # A url, or host and port by CONNECT, of each connection.
+        self.targets: list[str] = []
 
     def url_for(self, password: str) -> str:
         return self.url("", f"{quote(self._user)}:{quote(password, '')}@127.0.0.1")

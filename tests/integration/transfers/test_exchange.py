@@ -256,9 +256,8 @@ def test_unrequested_answer_is_ignored(context: ssl.SSLContext | None, rig: Rig)
     """An answer of another request comes with the end of one, as a bad proxy might send it."""
     first = answer(b"", status="404 Not Found")
     extra = answer(b"", status="500 Odd")
-    mixed_up = (
-        first + b"x" * (io.DEFAULT_BUFFER_SIZE - len(first)) + extra
-    )  # what is buffered goes with the first
+    # The buffered bytes go with the first answer.
+    mixed_up = first + b"x" * (io.DEFAULT_BUFFER_SIZE - len(first)) + extra
     with ScriptedServer(answer(DATA), mixed_up, answer(DATA), context=context) as server:
         assert rig.fetch(server).sums
         assert rig.fetch(server).status == 404

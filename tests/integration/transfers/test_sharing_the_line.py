@@ -40,9 +40,8 @@ class GaugedS3:
     )
     requests: list[tuple[str, int]] = field(default_factory=list)  # (key, first byte) of every GET
     refused: int = 0  # how many of them were
-    sent_bytes: Counter[str] = field(
-        default_factory=Counter
-    )  # of bodies, by key, as far as the kernel took them
+    # Of bodies, by key, as far as the kernel took them.
+    sent_bytes: Counter[str] = field(default_factory=Counter)
     at_once: int = 0  # requests that are being answered now; `most_at_once` ever
     most_at_once: int = 0
     _gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))

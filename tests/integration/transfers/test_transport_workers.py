@@ -45,9 +45,8 @@ class Rig:
         self.path = folder / "a.part"
         self.path.write_bytes(BLANK)
         self.body = Body(Parts(str(self.path), None, len(DATA), 0, len(DATA)), 206, {})
-        self._others = transport_workers(
-            os.getpid()
-        )  # those of datasets that read without a daemon before
+        # Workers of datasets that read without a daemon before.
+        self._others = transport_workers(os.getpid())
 
     def pids(self) -> set[int]:
         """Return the processes that these workers have started."""
@@ -126,9 +125,8 @@ async def test_a_worker_that_does_not_start_is_ended(
             await asyncio.to_thread(eventually, lambda: rig.pids() == {first})
             if limit_s < 1:
                 await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) == before)
-                await asyncio.to_thread(
-                    eventually, lambda: not rig.workers._is_growing
-                )  # else nothing else starts
+                # No other worker starts until then.
+                await asyncio.to_thread(eventually, lambda: not rig.workers._is_growing)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -170,9 +168,8 @@ async def test_stopped_worker_is_killed_and_replaced(
 
     A worker that answers pings is left alone, however long the server says nothing.
     """
-    monkeypatch.setattr(
-        worker_handle, "_MIN_PING_S", 0.75
-    )  # four of them: others may need the processor for seconds
+    # A worker has four of them: others may need the processor for seconds.
+    monkeypatch.setattr(worker_handle, "_MIN_PING_S", 0.75)
     rig.workers = Workers(MAX, silence_s=0.1)
     release = threading.Event()
     with ScriptedServer(HANGS, HANGS, Reply(b"", then=lambda sock: late(sock, release))) as server:

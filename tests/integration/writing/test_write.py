@@ -322,9 +322,8 @@ def test_compressed_lines_give_the_same_shards(tmp_path: Path, flags: tuple[str,
         folder.mkdir()
     for number, (codec, compress) in enumerate(CODECS.items()):
         (plain / f"{number}.jsonl").write_bytes(b"".join(pieces))
-        (packed / f"{number}.jsonl{codec}").write_bytes(
-            b"".join(map(compress, pieces))
-        )  # several members or frames
+        # A file of several members or frames.
+        (packed / f"{number}.jsonl{codec}").write_bytes(b"".join(map(compress, pieces)))
         (plain / f"{number}-end.jsonl").write_bytes(b'{"text": "b"}\n' * 30)
         (packed / f"{number}-end.jsonl{codec}").write_bytes(compress(b'{"text": "b"}\n' * 30))
     for name, workers in (("plain", "1"), ("packed", "2")):

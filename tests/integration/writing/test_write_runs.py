@@ -75,9 +75,8 @@ def test_frozen_process_ends_the_run_with_its_shard_and_the_remedy(
         start(photos, out, *SIZE, "--workers", "1", env=env) as run,
     ):
         try:
-            eventually(
-                lambda: bool(list(out.glob(".shard-*.part")))
-            )  # the journal has a draft as well
+            # The journal has a draft as well.
+            eventually(lambda: bool(list(out.glob(".shard-*.part"))))
             (worker,) = running(run.pid, "shardcache.writing.conversion")
             os.kill(worker, signal.SIGSTOP)
             _, err = run.communicate(timeout=GUARD_S)

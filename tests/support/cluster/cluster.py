@@ -85,9 +85,7 @@ class Cluster(Lifetime):
 
     def begin(self) -> None:
         network = self.parts.enter_context(Network())
-        self.hosts = [
-            network.add(number) for number in range(1, self._count + 1)
-        ]  # for as many nodes
+        self.hosts = [network.add(number) for number in range(1, self._count + 1)]
         self.store = self.parts.enter_context(Store(network.add(_STORE), self._root))
         self.store.host.limit(MBIT_PER_S)
 

@@ -63,9 +63,8 @@ class Namespace:
         with _returning():
             _call(_LIBC.unshare, _CLONE_NEWNET)
             self._fd = os.open(_HERE, os.O_RDONLY | os.O_CLOEXEC)
-        self.path = Path(
-            f"/proc/{os.getpid()}/fd/{self._fd}"
-        )  # by which other processes can enter it
+        # Other processes can enter it by this path.
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
         self.run("ip", "link", "set", "lo", "up")
 
     @contextmanager

@@ -34,10 +34,8 @@ class Node:
         if tiered:
             lines.append(f'tier = "{self.front}"')
         config.write_text("\n".join(lines) + "\n")
-        env = {
-            **store.env(),
-            "NETWORK": str(host.path),
-        }  # for a zygote, which is in another network
+        # A zygote is in another network.
+        env = {**store.env(), "NETWORK": str(host.path)}
         self.daemon = Daemon(root, "--config", str(config), "--scrub-rate", "0", *flags, env=env)
 
     def __enter__(self) -> Self:

@@ -30,9 +30,8 @@ class Ring:
         points = [
             point for address in self.addresses for point in _points(address, _POINTS * tier.weight)
         ]
-        order = np.argsort(
-            np.array(points, np.uint32), kind="stable"
-        )  # of two with the same point, the first has it
+        # Of two with the same point, the first has it.
+        order = np.argsort(np.array(points, np.uint32), kind="stable")
         self._points = np.array(points, np.uint32)[order]
         self._owners = order // (_POINTS * tier.weight)
 

@@ -21,7 +21,7 @@ NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 
 
 Address = tuple[str, int] | Path
-"""Where nginx listens: host and port, or a Unix socket."""
+"""Listening address of nginx: host and port, or a Unix socket."""
 
 
 def why_no_tier() -> str | None:

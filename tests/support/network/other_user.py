@@ -69,9 +69,8 @@ class OtherUser:
     uid: int
     gid: int = 65534
     groups: tuple[int, ...] = ()
-    within: tuple[
-        str, ...
-    ] = ()  # command that starts the user's process, such as one that enters a namespace
+    # Command that starts the user's process, such as one that enters a namespace.
+    within: tuple[str, ...] = ()
 
     def ask(
         self, socket: Path, method: str, target: str, body: object = None

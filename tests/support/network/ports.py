@@ -37,9 +37,8 @@ def _claim(port: int) -> bool:
 
 def _is_free(port: int) -> bool:
     try:
-        with socket.create_server(
-            ("", port)
-        ):  # on every address: clusters have several of the loopback
+        # On every address: clusters have several of the loopback.
+        with socket.create_server(("", port)):
             return True
     except OSError:
         return False

@@ -27,9 +27,8 @@ class HostImage:
     """This machine's own programs, and the environment that runs the tests."""
 
     root: Path  # an empty folder of its own, in which mount points are made
-    commands: Mapping[
-        str, str
-    ]  # what can be run by its bare name: Python's module, or none for Python itself
+    # What can be run by its bare name: Python's module, or none for Python itself.
+    commands: Mapping[str, str]
     entrypoint: str  # as in Image
 
     def __post_init__(self) -> None:

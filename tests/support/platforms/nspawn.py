@@ -74,9 +74,8 @@ class Machine(Lifetime):
 
     def _end(self, nspawn: subprocess.Popen[bytes]) -> None:
         groups = self._cgroups()
-        os.kill(
-            self._leader or nspawn.pid, signal.SIGKILL
-        )  # its first process takes all others along
+        # Its first process takes all others along.
+        os.kill(self._leader or nspawn.pid, signal.SIGKILL)
         nspawn.wait(_LIMIT_S)
         for group in groups:
             for folder in sorted((group, *group.rglob("*/")), reverse=True):

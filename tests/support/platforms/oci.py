@@ -54,9 +54,8 @@ class Security:
     uid: int
     gid: int
     gids: tuple[int, ...]  # supplementary groups
-    capabilities: frozenset[
-        str
-    ]  # by their names without CAP_; a process of another user than root gets none of them
+    # By their names without CAP_; a process of another user than root gets none of them.
+    capabilities: frozenset[str]
     read_only_root: bool
     may_gain_privileges: bool
     confined: bool

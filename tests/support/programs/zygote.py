@@ -142,9 +142,8 @@ class Zygote(AbstractContextManager["Zygote"]):
     @staticmethod
     def _begin() -> subprocess.Popen[str]:
         preload = {"LD_PRELOAD": str(library())} if HAS_CC else {}
-        with (
-            network.at_home()
-        ):  # it outlives the test that starts its first daemon, maybe in another network
+        # It outlives the test that starts its first daemon, maybe in another network.
+        with network.at_home():
             return subprocess.Popen(
                 [sys.executable, "-m", "support.programs.zygote"],
                 stdin=subprocess.PIPE,

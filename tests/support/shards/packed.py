@@ -66,7 +66,7 @@ def in_step(
 
 
 class Meeting:
-    """Where ranks in threads of one process agree on the greatest of their values.
+    """Agreement of ranks in threads of one process on the greatest of their values.
 
     On leaving it by an error, a rank makes the others fail instead of waiting for it.
     """

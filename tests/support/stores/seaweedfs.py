@@ -169,9 +169,8 @@ class SeaweedFS(S3Server, Lifetime):
         deadline_s = time.monotonic() + GUARD_S
         while True:
             try:
-                with suppress(
-                    self.client.exceptions.BucketAlreadyOwnedByYou
-                ):  # by an attempt that failed later
+                # By an attempt that failed later.
+                with suppress(self.client.exceptions.BucketAlreadyOwnedByYou):
                     self.client.create_bucket(Bucket=where["Bucket"])
                 self.client.put_object(**where, Body=b"probe")
                 self.client.delete_object(**where)

@@ -115,14 +115,11 @@ class Store:
                         await self._answer(Request.parse(head.decode("latin-1")), sock)
                         continue
                     data = await loop.sock_recv(sock, _HEAD_BYTES)
-                except (
-                    OSError,
-                    ValueError,
-                ):  # whoever asked has left, as the campaign's do, or speaks no HTTP
+                # Whoever asked has left, as the campaign's do, or speaks no HTTP.
+                except (OSError, ValueError):
                     return
-                except (
-                    asyncio.SendfileNotAvailableError
-                ):  # so asyncio says it if they left before a chunk's first byte
+                # So asyncio says it if they left before a chunk's first byte.
+                except asyncio.SendfileNotAvailableError:
                     return
                 if not data:
                     return

@@ -195,7 +195,7 @@ ONE = {"prefix": "http://host/", "users": [1]}
 def test_a_hop_leads_no_further_than_its_source_is_allowed(
     entries: list[Any], target: str, passes: bool
 ) -> None:
-    """Where a server or link leads, everybody may go who may ask for where it starts."""
+    """Whoever may request a url may follow it to where a server or link leads."""
     with nullcontext() if passes else pytest.raises(NotAllowedError):
         allow(*entries).check_hop("http://host/a.tar", target)
 

@@ -22,9 +22,8 @@ from shardcache.transport.between.parts import write_parts
 from support.shards.stores import kept_in, open_store
 
 PART_BYTES = 4096
-LARGE_PART_BYTES = (
-    32 * 1024 * 1024
-)  # comparing such a part with its checksum takes many turns of the event loop
+# Comparing such a part with its checksum takes many turns of the event loop.
+LARGE_PART_BYTES = 32 * 1024 * 1024
 OBJECT = RemoteObject("s3://bucket/a.tar", '"1"', 10 * PART_BYTES)
 
 

@@ -86,9 +86,8 @@ async def test_shard_evicted_by_the_end_counts_as_failed(
 
         async def evict_the_first(event: dict[str, Any]) -> None:
             await here.send(event)
-            if (
-                event["event"] != "shard"
-            ):  # its progress, which comes by the clock, also during the eviction
+            # The progress comes by the clock, also during the eviction.
+            if event["event"] != "shard":
                 return
             arrived.append(event["url"])
             if len(arrived) == 2:

@@ -88,18 +88,12 @@ def taught(times_s: list[float], *, share: float = 0.02, size_bytes: int = SIZE)
     [
         ([1.0] * 99, None),  # of fewer than a hundred, the slowest is no tail
         ([1.0] * 100, 1.0),
-        (
-            [1000.0 + second for second in range(1, 1001)],
-            1990.0,
-        ),  # the nearest-rank 99th percentile
-        (
-            [1.0] * 980 + [30.0] * 20,
-            5.0,
-        ),  # with two of a hundred at 30 s, five times the median is late as well
-        (
-            [0.001] * 200,
-            0.05,
-        ),  # where parts take milliseconds, a second request would cost more than it saves
+        # The nearest-rank 99th percentile.
+        ([1000.0 + second for second in range(1, 1001)], 1990.0),
+        # With two of a hundred at 30 s, five times the median is late as well.
+        ([1.0] * 980 + [30.0] * 20, 5.0),
+        # Where parts take milliseconds, a second request would cost more than it saves.
+        ([0.001] * 200, 0.05),
     ],
 )
 def test_a_part_is_late_after_the_time_that_one_of_a_hundred_takes(
@@ -131,11 +125,8 @@ def test_a_part_is_compared_with_parts_of_its_size() -> None:
 @pytest.mark.parametrize(
     ("received_bytes", "others", "due_s"),
     [
-        (
-            SIZE // 2,
-            [SIZE / 4] * 8,
-            4.0,
-        ),  # on a saturated link, the rest comes before a second request would bring all
+        # On a saturated link, the rest comes before a second request would bring all.
+        (SIZE // 2, [SIZE / 4] * 8, 4.0),
         (SIZE // 2, [SIZE / 2] * 8, 2.0),
         (0, [SIZE / 4] * 8, 1.0),  # one that hangs is late whatever the others do
         (SIZE // 2, [1.0] * 8, 5.0),  # and so is any in the end
@@ -186,21 +177,11 @@ def test_requests_for_many_small_parts_are_hedged_as_well() -> None:
         (SIZE // 4, 1.0, 1.0, [], None),
         (SIZE // 10, 0.9, 1.0, [], None),
         (SIZE // 10, 1.0, 1.0, [10.0, 10.0], None),  # all are slow: so is the object store's link
-        (
-            SIZE // 30,
-            1.0,
-            1.0,
-            [30.0, 30.0],
-            29.0,
-        ),  # but this one would take longer than the stall time-out
+        # This one would take longer than the stall time-out.
+        (SIZE // 30, 1.0, 1.0, [30.0, 30.0], 29.0),
         (SIZE // 10, 30.0, 200.0, [], None),
-        (
-            0,
-            99.0,
-            1.0,
-            [],
-            None,
-        ),  # its owner waits for the object store as well, up to five stall time-outs
+        # Its owner waits for the object store as well, up to five stall time-outs.
+        (0, 99.0, 1.0, [], None),
         (0, 100.0, 1.0, [], 100.0),
     ],
 )

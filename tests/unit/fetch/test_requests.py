@@ -154,7 +154,7 @@ async def test_the_first_request_may_still_win(outcome: Read, hedged_bytes: int)
 
 @leaping
 async def test_a_throttled_store_is_not_asked_twice() -> None:
-    """Where 503 lowered the limit, a late part waits for its time to be over."""
+    """After a 503 lowered the limit, a late part is not hedged, but waits for its own time-out."""
     desk = Desk(hangs, answers)
     with pytest.raises(OriginBusyError):
         async with desk.slots.hold(Claim(lambda: Priority(2), STORE)):

@@ -171,7 +171,7 @@ def test_a_shard_used_again_is_spared_once_unplanned() -> None:
 
 
 def test_shards_of_a_large_ended_plan_are_evicted_first() -> None:
-    """What other plans need stays, and what nobody plans is found at any depth."""
+    """Shards that other plans need stay, and unplanned shards are found at any depth."""
     many = [f"shard-{number}" for number in range(2000)]
     schedule = schedule_of(many, many[1:], here=many)
     schedule.waits(0, 1000)

@@ -1,4 +1,4 @@
-"""When a shard is needed next: the timeline against a definition of it that is slow and plain."""
+"""The time of a shard's next use: the timeline against a slow and plain definition of it."""
 
 import pytest
 from hypothesis import given
@@ -99,7 +99,7 @@ def mixing(timeline: Timeline, pace_s: float, window: int) -> float:
 
 
 def test_a_reader_that_mixes_shards_takes_the_first_ones_in_quick_succession() -> None:
-    """That is not its pace: it is that of all it read until it gave the first one back."""
+    """Its pace is that of all it read until it gave the first one back."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     now_s = mixing(timeline, pace_s=8.0, window=4)
     assert use_s(timeline, "f") > 100.0, "no pace is known yet"

@@ -215,7 +215,7 @@ class _AuthOfOldDay(_AuthOfDay):
 
 @pytest.mark.parametrize(("auth", "is_valid"), [(_AuthOfDay, True), (_AuthOfOldDay, False)])
 def test_a_signing_key_is_for_one_day(auth: type[_AuthOfDay], is_valid: bool) -> None:
-    """What has leaked of another day signs nothing of today."""
+    """A key that leaked on another day signs nothing of today."""
     http = AWSRequest("GET", "http://127.0.0.1:9099/bucket/key")
     auth(Credentials(KEY, SECRET), "s3", "us-east-1").add_auth(http)
     fields = {name.lower(): _text(value) for name, value in http.prepare().headers.items()}

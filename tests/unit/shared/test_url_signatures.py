@@ -66,7 +66,7 @@ def test_other_urls_are_not_signed(url: str) -> None:
 
 
 def test_signed_and_bare_url_are_two_places() -> None:
-    """What a signature permits is nothing that a url without one may read."""
+    """A signature's permission does not extend to a url without one."""
     first = f"{PLACE}?{AWS4}"
     second = f"{PLACE}?{AWS4.replace('=0a', '=0b')}"
     assert place_of(first, is_file=True) == place_of(second, is_file=True)

@@ -243,7 +243,7 @@ def test_every_cut_is_noticed(dst: Path, codec: Codec) -> None:
 
 
 def test_a_cut_between_two_members_is_noticed_by_the_index(dst: Path) -> None:
-    """Where the compression cannot tell, the tar's own end does."""
+    """The tar's own end tells what the compression cannot."""
     pieces = [gzip.compress(TAR[:20_480]), gzip.compress(TAR[20_480:])]
     run(pieces[0], dst, Codec.GZIP)
     with pytest.raises(TruncatedShardError):

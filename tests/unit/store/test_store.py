@@ -342,7 +342,7 @@ def test_number_of_a_later_release_is_believed_unless_its_copy_is_of_this_one(
 async def test_damaged_copy_of_the_format_is_written_again(
     store: Store, reopen: Callable[[], Store]
 ) -> None:
-    """Where the file itself is right, the shards are served."""
+    """The shards are served if the file itself is right."""
     shard = await publish(store, URL)
     store.layout.format_copy.write_bytes(b"3\n")
     assert shard.key in reopen().shards

@@ -70,7 +70,7 @@ def test_thread_ends_with_its_probe() -> None:
 
 
 def test_probe_of_no_samples_has_no_thread() -> None:
-    """Where nothing has to be decided."""
+    """It has nothing to decide."""
     before = probes()
     probe = LockProbe(0)
     probe.begin()

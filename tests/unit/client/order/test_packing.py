@@ -98,7 +98,7 @@ def test_blocks_of_sources_apart_are_full(corpora: Sequence[str], window: int) -
 
 @given(lengths_of_samples, windows)
 def test_samples_a_window_apart_are_given_in_order(lengths: list[int], window: int) -> None:
-    """When a sample is given, all that are `window` or more places before it have been given."""
+    """All samples `window` or more places before one have been given when it is given."""
     order = given_in([*groups(lengths, MAX_TOKENS, window)])
 
     seen: set[int] = set()
@@ -109,7 +109,7 @@ def test_samples_a_window_apart_are_given_in_order(lengths: list[int], window: i
 
 @given(lengths_of_samples, windows)
 def test_a_sample_waits_for_fewer_others_than_the_window(lengths: list[int], window: int) -> None:
-    """When a sample is given, fewer than `window` samples after it have been read."""
+    """Fewer than `window` samples after one have been read when it is given."""
     for group in groups(lengths, MAX_TOKENS, window):
         oldest = min(flat(group.blocks))
         assert group.read - oldest <= window

@@ -76,7 +76,7 @@ def test_any_places_are_those_of_reading_from_the_beginning(
 
 @given(shares(), st.data())
 def test_runs_are_the_same_places(given: Given, data: st.DataObject) -> None:
-    """Where samples come in file order."""
+    """Only samples that come in file order have runs."""
     share, counts, _ = given
     epoch = dealt_to(share, counts)
     start = data.draw(st.integers(0, len(epoch)))

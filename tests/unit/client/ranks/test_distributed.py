@@ -417,9 +417,8 @@ def test_a_large_manifest_goes_in_pieces(
     first, second, _ = datasets(url)
     before = server.num_keys()
     first.compare_manifest(Manifest.of(shards), counted=False)
-    assert (
-        server.num_keys() - before > 3
-    )  # what is compared, the number of pieces, and more than one piece
+    # The summary, the number of pieces, and more than one piece.
+    assert server.num_keys() - before > 3
     with pytest.raises(ManifestMismatchError, match="shard 199 is"):
         second.compare_manifest(
             Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), counted=False

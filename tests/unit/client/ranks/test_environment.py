@@ -94,6 +94,6 @@ def test_a_job_has_a_name(env: dict[str, str], argv: list[str], name: str) -> No
     [("pkg.train", "pkg.train"), ("pkg.__main__", "pkg"), ("ipykernel_launcher", "notebook")],
 )
 def test_a_module_names_its_job(module: str, name: str) -> None:
-    """That of `python -m`, whose file says less; a chosen run id tells runs apart."""
+    """`python -m` names it, whose file says less; a chosen run id tells runs apart."""
     assert job_name({}, ["/src/pkg/train.py"], module) == name
     assert job_name({"TORCHELASTIC_RUN_ID": "7"}, ["/src/pkg/train.py"], module) == f"{name}-7"

@@ -12,9 +12,7 @@ import torch.distributed as dist
 from accelerate import ParallelismConfig
 from accelerate.state import AcceleratorState
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import (
-    FakeStore,
-)  # registers a backend of one process
+from torch.testing._internal.distributed.fake_pg import FakeStore  # registers its backend
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.topology import Topology

@@ -27,10 +27,8 @@ def test_arguments_are_those_of_webdataset() -> None:
     ours = list(inspect.signature(WebDataset.__init__).parameters.values())
     assert [p.name for p in ours[: len(theirs)]] == [p.name for p in theirs]
     differing = {p.name for p, q in zip(ours, theirs, strict=False) if p.default != q.default}
-    assert differing == {
-        "handler",
-        "url_to_name",
-    }  # one raises in either; the other is without effect here
+    # `handler` raises in either; `url_to_name` is without effect here.
+    assert differing == {"handler", "url_to_name"}
 
 
 @pytest.mark.parametrize(

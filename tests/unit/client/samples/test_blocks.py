@@ -133,6 +133,6 @@ def test_plain_arrays_of_odd_sizes_and_duplicate_members_are_errors(tmp_path: Pa
     ],
 )
 def test_arguments_that_make_no_blocks_are_refused(arguments: dict[str, Any]) -> None:
-    """When they are given."""
+    """The constructor refuses them."""
     with pytest.raises(ConfigError):
         TokenBlocks(**arguments)

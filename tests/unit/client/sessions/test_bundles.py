@@ -28,7 +28,7 @@ PLAN = Plan.of(
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a daemon would listen."""
+    """The path of a daemon's socket."""
     return tmp_path / "s.sock"
 
 
@@ -121,14 +121,13 @@ def test_daemon_of_an_earlier_release_gets_each_message(path: Path) -> None:
         session.flush()
         eventually(lambda: len(heard) == 8)
     assert [leased(message) for message in heard[2:5]] == [(0, 0, 10), (2, 30, 40), (0, 50, 60)]
-    assert (
-        heard.needs[0] == leases[0].number
-    )  # of the others unless they had come before they were waited for
+    # A need of the others follows unless they came before they were waited for.
+    assert heard.needs[0] == leases[0].number
     assert [message["type"] for message in heard[5:]] == ["release"] * 3
 
 
 def test_releases_go_out_before_a_wait(path: Path) -> None:
-    """What is waited for may have no space until they have."""
+    """The awaited shard may have no space until the releases have arrived."""
 
     def script(peer: Peer) -> None:
         begin(peer, bundles=True)

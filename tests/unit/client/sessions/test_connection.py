@@ -39,7 +39,7 @@ def soon() -> float:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a daemon would listen."""
+    """The path of a daemon's socket."""
     return tmp_path / "s.sock"
 
 
@@ -288,7 +288,7 @@ def test_answers_are_received_while_requests_are_sent(path: Path) -> None:
 
 
 def test_a_daemon_that_leaves(path: Path) -> None:
-    """When the daemon closes, or dies without a word, asking raises NoDaemonError at once."""
+    """A request raises NoDaemonError at once if the daemon closes, or dies without a word."""
     dying = welcomed(lambda peer: peer.websocket.socket.shutdown(socket.SHUT_RDWR), stays=False)
     for leaving in (Peer.welcome, dying):
         with scripted(path, leaving):

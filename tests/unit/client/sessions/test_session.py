@@ -41,7 +41,7 @@ LONG = Plan.of(MANIFEST, 0, [0, 1, 2] * 3_000)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a daemon would listen."""
+    """The path of a daemon's socket."""
     return tmp_path / "s.sock"
 
 

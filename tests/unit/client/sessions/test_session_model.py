@@ -42,9 +42,8 @@ class Fault(Enum):
     LATE = auto()  # it grants no shard until it is asked what it waits for, then the last one first
     BREAK = auto()  # it breaks the connection
     LEAVE = auto()  # it says that it is stopping, and comes back at once
-    RESTART = (
-        auto()
-    )  # it breaks the connection, accepts none for two tries, and knows no shards any more
+    # It breaks the connection, accepts none for two tries, and knows no shards any more.
+    RESTART = auto()
     LOSE = auto()  # it cannot fetch the shard, and says so once the shard is needed
 
 

@@ -74,9 +74,8 @@ def _answer(counter: EpochCounter, pipe: Connection) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trainer_and_its_workers_see_what_the_others_count(method: str) -> None:
     """A worker reads what its trainer changes after it was started, and the other way round."""
-    context: Any = multiprocessing.get_context(
-        method
-    )  # typeshed: only its subclasses have a Process
+    # By typeshed, only its subclasses have a Process.
+    context: Any = multiprocessing.get_context(method)
     counter = EpochCounter(Count(3), everywhere)
     (here, there) = multiprocessing.Pipe()
     child = context.Process(target=_answer, args=(counter, there))

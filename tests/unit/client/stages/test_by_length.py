@@ -81,7 +81,7 @@ class Reader:
 
 
 class Table:
-    """Where the ranks of one process agree. A rank that waits in vain raises TimeoutError."""
+    """Agreement of the ranks of one process. A rank that waits in vain raises TimeoutError."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size

@@ -131,7 +131,7 @@ def test_an_unknown_name_is_refused_when_the_dataset_is_made() -> None:
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the dataset is made, not at the first sample."""
+    """The constructor of the dataset says so, not the first sample."""
     monkeypatch.setitem(sys.modules, "torchcodec", None)
     with pytest.raises(ConfigError, match=r"decode\['mp4'\]: .* needs torchcodec"):
         Pipeline.of({"mp4": "video"}, None, "error")

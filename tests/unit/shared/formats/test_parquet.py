@@ -108,7 +108,7 @@ def test_cells_are_those_of_pyarrow(
 
 
 def test_times_of_a_zone_have_its_offset(tmp_path: Path) -> None:
-    """That of summer or winter, in place of the zone's name."""
+    """The offset of summer or of winter, in place of the zone's name."""
     times = [datetime.datetime(2026, month, 1, tzinfo=datetime.UTC) for month in (1, 7)]
     data = stream_of(
         tmp_path / "a.parquet",
@@ -146,7 +146,7 @@ def test_column_key_has_the_keys(tmp_path: Path, keys: list[Any], key: str) -> N
 
 
 def test_values_of_all_tagged_types_come_back() -> None:
-    """What JSON has no type for is named."""
+    """Types that JSON lacks are named."""
     value = {
         "a": [b"\0\xff", Decimal("1.50"), datetime.date(2026, 1, 31), datetime.time(1, 2, 3, 4)],
         "b": {"c": datetime.timedelta(-1, 2, 3), "d": datetime.datetime(2026, 1, 31, 1, 2, 3, 4)},

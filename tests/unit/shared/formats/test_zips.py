@@ -168,7 +168,7 @@ def test_checksum_is_compared(tmp_path: Path, method: int) -> None:
 
 
 def test_bomb_is_stopped_at_the_size_that_the_zip_says(tmp_path: Path) -> None:
-    """What a member inflates to is compared while it is inflated, not afterwards."""
+    """The size of a member is compared while it is inflated, not afterwards."""
     path = tmp_path / "a.zip"
     data = bytearray(zipped({"a.txt": bytes(10_000_000)}, zipfile.ZIP_DEFLATED))
     struct.pack_into("<L", data, data.index(b"PK\1\2") + 24, 1000)

@@ -455,9 +455,8 @@ def test_global_records_alone_are_an_empty_shard_where_webdataset_raises(path: P
     assert found.error is None
 
 
-@pytest.mark.filterwarnings(
-    "ignore:unclosed file:ResourceWarning"
-)  # webdataset leaves it to the garbage collector
+# webdataset leaves it to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_samples_name_no_file_where_webdataset_names_a_local_one(path: Path) -> None:
     """`__local_path__` is left out, since a cached file may go once it was read."""
     path.write_bytes(archive(A, B))

@@ -102,7 +102,7 @@ def test_each_sample_is_read_by_its_span_alone(tmp_path: Path, tar: bytes) -> No
 
 @pytest.mark.parametrize("tar", TARS.values(), ids=TARS)
 def test_members_alone_are_read_by_their_spans(tmp_path: Path, tar: bytes) -> None:
-    """Where others are before or after them; a sample without them has its whole span."""
+    """Others may be before or after them; a sample without them has its whole span."""
     tables, rows = table_of(tmp_path, tar)
     whole = spans_in(rows)
     for number, (start, stop) in enumerate(spans_in(rows, {"txt", "json"}.__contains__)):

@@ -131,7 +131,7 @@ def test_a_reader_needs_only_its_own_part_of_the_epoch() -> None:
 
 
 def test_whole_shards_go_to_one_reader_each() -> None:
-    """Where samples are not counted; in another order each epoch."""
+    """The deal of shards whose samples are not counted; in another order each epoch."""
     deal = ShardDeal(10, Shuffle(seed=1))
     first, second = (
         [shards_of(deal, epoch, Topology(rank, 3)) for rank in range(3)] for epoch in range(2)

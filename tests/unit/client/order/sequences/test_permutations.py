@@ -65,7 +65,7 @@ def test_a_permutation_is_the_documented_one(size: int, key: str) -> None:
 
 
 def test_a_permutation_needs_no_numpy() -> None:
-    """Where numpy is missing, the order is the same."""
+    """The order is the same without numpy."""
     script = """
 import json, sys
 sys.modules["numpy"] = None

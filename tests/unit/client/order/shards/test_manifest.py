@@ -124,11 +124,8 @@ def test_other_samples_are_another_dataset() -> None:
     assert first.counts == second.counts == [1, 1]
     identities = [DealOptions().identities(each) for each in (whole, first, second)]
     assert len({names[True] for names in identities}) == 3
-    assert [False in names for names in identities] == [
-        True,
-        False,
-        False,
-    ]  # a selection never deals whole shards
+    # A selection never deals whole shards.
+    assert [False in names for names in identities] == [True, False, False]
     assert first.fingerprint == whole.fingerprint
     joined = Manifest.concatenated([first, whole, second])
     assert joined.counts == [1, 1, 4, 4, 1, 1]
@@ -191,9 +188,8 @@ def test_a_table_of_other_shards_is_refused(change: dict[str, object]) -> None:
 def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     """However long it is and wherever it begins, the pieces make up the same reading order."""
     known = manifest([3] * 12_000)
-    now = [
-        number - 5 if number % 10 == 7 else number for number in range(shards)
-    ]  # mostly in order
+    # Mostly in order.
+    now = [number - 5 if number % 10 == 7 else number for number in range(shards)]
     plan = Plan.of(known, 3, now, lambda: now[::-1])
     start = min(start, plan.reads)
     (kind, first), *others = plan.messages(start)

@@ -1,4 +1,4 @@
-"""Where the time of an epoch goes, by a clock that is set by hand."""
+"""Shares of an epoch's time, by a clock that is set by hand."""
 
 import pytest
 

@@ -98,7 +98,7 @@ def whole(path: Path, tar: bytes) -> list[dict[str, Any] | str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a test has its shard arrive."""
+    """The path of a shard that arrives."""
     return tmp_path / "shard.part"
 
 
@@ -184,9 +184,8 @@ def test_sample_comes_with_the_header_after_it_and_no_sooner(path: Path, format_
     tar = pack(VARIOUS, format=format_)
     expected = whole(path.with_suffix(".tar"), tar)
     tables = index_tar(path.with_suffix(".tar"), URL)
-    header_ends = [
-        tables.starts[first] for first in tables.member_ends[:-1]
-    ]  # of each sample's first member but one's
+    # Where the first member of each sample but the first begins.
+    header_ends = [tables.starts[first] for first in tables.member_ends[:-1]]
     counts = set()
     for ready_bytes in sorted(
         {*range(0, len(tar), 61), *header_ends, *(end - 1 for end in header_ends)}

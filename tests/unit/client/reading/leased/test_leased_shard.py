@@ -107,7 +107,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def socket(tmp_path: Path) -> Path:
-    """Where a daemon would listen."""
+    """The path of a daemon's socket."""
     return tmp_path / "s.sock"
 
 
@@ -265,7 +265,7 @@ def test_another_version_is_not_read_on(socket: Path, folder: Folder) -> None:
 
 
 def test_a_daemon_that_stays_away_in_the_middle(socket: Path, folder: Folder) -> None:
-    """When none comes back, the error names what had been given, too."""
+    """The error names the samples that had been given, too, if no daemon comes back."""
     script = dying(folder.arriving(7, FOUR_READY))
     with (
         pytest.raises(NoDaemonError) as caught,
