@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from campaign.harness import Result, Row
-from campaign.kills import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, Story, ground
+from campaign.kill_stories import SAMPLES
+from campaign.kills import ground
+from campaign.lives import NEEDS_CC, PART_BYTES, Death, Ground, Life, Story
 from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.objects import RemoteObject

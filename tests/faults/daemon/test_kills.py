@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 from campaign import kills, power
 from campaign.harness import Result, Row, rows
-from campaign.kills import FLAGS, GONE, Ground, audit, fetch, look
+from campaign.kill_audit import audit, look
+from campaign.kill_stories import fetch
+from campaign.lives import FLAGS, GONE, Ground
 from shardcache.store.folder.layout import PART
 from support.disks.shim import HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
@@ -25,10 +28,12 @@ pytestmark = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler"
 
 
 @pytest.fixture(scope="module")
-def lived(zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> Ground:
+def lived(
+    zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ground]:
     """The stories, and a folder for the lives that follow them."""
-    folder = tmp_path_factory.mktemp("k")
-    return Ground(zygote, kills.stories(zygote, moto_server, folder), folder)
+    with kills.told(zygote, moto_server, tmp_path_factory.mktemp("k")) as field:
+        yield field
 
 
 @pytest.mark.slow
