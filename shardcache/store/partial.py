@@ -95,7 +95,8 @@ class Partial:
             part_bytes: size of the parts of a new partial; a resumed partial keeps its own size.
             is_file: True if the object's own bytes are wanted.
             is_sparse: True to allocate the space of each part only when the part arrives, and to
-                leave the parts of an earlier daemon unchecked until `settle` is called.
+                leave the parts of an earlier daemon unchecked until `settle` is called. Space that
+                an interrupted download has allocated for other parts is freed.
             granted_inodes: inode numbers of files at this path that were granted to readers. A
                 reader opens the file later, by path and inode number. So a new file must not get
                 one of these numbers, which filesystems reuse. Nor is a file with such a number
@@ -112,7 +113,10 @@ class Partial:
             resumed = may_resume and partial._resume()
             if not resumed:
                 partial._create(granted_inodes)
-            if not is_sparse:
+            if is_sparse:
+                if resumed:
+                    partial._free_unfinished()
+            else:
                 parts = list(partial.unchecked)
                 partial.settle(parts, sound=partial.sound_parts(parts))
                 partial._allocate()
@@ -254,7 +258,9 @@ class Partial:
         with disk_errors(self.path), contextlib.suppress(FileNotFoundError):
             append_dropped(self.journal_path, index)
             with open(self.path, "r+b") as file:
-                punch_hole(file.fileno(), index * self.part_bytes, self.size_of(index))
+                # The hole of the last part ends beyond the end of the file: its last block is only
+                # partly in the file, and would stay allocated otherwise.
+                punch_hole(file.fileno(), index * self.part_bytes, self.part_bytes)
             kept_count = len(self.done) + len(self.unchecked)
             # If this fails, as on a full disk, the next call tries again.
             with contextlib.suppress(OSError):
@@ -360,13 +366,14 @@ class Partial:
     def _free_unfinished(self) -> None:
         """Free the space of parts that the journal does not list.
 
-        They were being written when the daemon was killed.
+        They were being written when the daemon was killed, or were allocated for a whole shard.
         """
         with open(self.path, "r+b") as file:
             # Each gap reaches from the end of a finished part to the start of the next.
             gap_start = 0
             part_starts = [index * self.part_bytes for index in sorted(self.unchecked)]
-            for gap_end in (*part_starts, self.obj.size_bytes):
+            # The last gap ends beyond the end of the file, for the reason given in `free_part`.
+            for gap_end in (*part_starts, self.part_count * self.part_bytes):
                 if gap_end > gap_start:
                     punch_hole(file.fileno(), gap_start, gap_end - gap_start)
                 gap_start = gap_end + self.part_bytes  # the end of the part at `gap_end`
