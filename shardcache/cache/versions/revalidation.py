@@ -206,9 +206,10 @@ class Revalidation:
             ) from exn
 
     def _is_stale(self, name: str) -> bool:
-        """Return whether a shard is cached, and the last answer about it is no longer valid."""
+        """Return whether a shard, or parts of it, are cached without a valid answer about them."""
         # A shard that is not cached needs no request here: its transfer asks for the version.
-        is_cached = self._planner.key(name) in self._store.shards
+        key = self._planner.key(name)
+        is_cached = key in self._store.shards or key in self._store.parts
         age_s = time.monotonic() - self._planner.checked_at_s(name)
         return is_cached and age_s > self._ttl_s
 
