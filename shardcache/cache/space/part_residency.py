@@ -98,11 +98,18 @@ class PartResidency:
         """Add a part that was fetched by itself."""
         self._planner.schedule.arrived(file.key_of(part), file.partial.size_of(part))
 
-    def lost(self, file: PartFile, part: int) -> None:
-        """Remove a part that turned out to be damaged."""
-        file.forget(part)
-        self._store.space.kept_bytes -= file.partial.size_of(part)
+    async def _lose(self, file: PartFile, part: int) -> None:
+        """Remove a part that turned out to be damaged, and free its space. Raises DiskError.
+
+        The caller holds the lock for allocating space, as for `evict`. The bytes of a part that
+        readers have in use stay until the part is fetched again, in the same place.
+        """
         self._planner.schedule.gone(file.key_of(part))
+        if file.leases[part]:
+            file.forget(part)
+            self._store.space.kept_bytes -= file.partial.size_of(part)
+        else:
+            await self._store.parts.drop(file, part)
 
     def retain(self, file: PartFile, parts: Iterable[int]) -> None:
         """Keep parts from eviction until `release`, and count them as used now."""
@@ -206,9 +213,13 @@ class PartResidency:
             is_damaged = await self._differs_from_journal(file, part)
         finally:
             self.release(file, [part])
-        if not is_damaged or not file.is_kept_by_part:
+        if not is_damaged:
             return False
-        self.lost(file, part)
+        async with self._allocating:
+            # The part may have been evicted, or the file closed, during the wait for the lock.
+            if part not in done or not file.is_kept_by_part:
+                return False
+            await self._lose(file, part)
         self._counters.corrupt += 1
         return True
 
@@ -248,14 +259,25 @@ class PartResidency:
                 sound = await asyncio.to_thread(file.partial.sound_parts, unchecked)
             finally:
                 self.release(file, unchecked)
-            # The parts stay unchecked until here: if the file was closed during the check, they
-            # were among its kept parts, and so were removed from the schedule.
-            file.partial.settle(unchecked, sound)
+            file.partial.settle(list(sound), sound)
             damaged = [part for part in unchecked if part not in sound]
-            if file.is_kept_by_part:
-                for part in damaged:
-                    self.lost(file, part)
+            if damaged:
+                await self._lose_restored(file, damaged)
             return damaged
+
+    async def _lose_restored(self, file: PartFile, damaged: Sequence[int]) -> None:
+        """Remove parts that an earlier daemon has left, and that turned out to be damaged."""
+        async with self._allocating:
+            # The parts stay unchecked until here: if the file was closed during the check, they
+            # were among its kept parts, and so were removed from the schedule. Some may have been
+            # evicted during the wait for the lock.
+            present = [part for part in damaged if part in file.partial.unchecked]
+            # They count as missing from here on. Whoever fetches them again needs the lock to
+            # reserve their space, and so waits until the damaged bytes are gone.
+            file.partial.settle(present, sound=set())
+            for part in present:
+                if file.is_kept_by_part:
+                    await self._lose(file, part)
 
     def give_up_if_removed(self, file: PartFile) -> None:
         """Give up a file if another program has removed it; its parts are fetched again. Blocks."""

@@ -11,7 +11,7 @@ from campaign.range_reads import Span, read_ranges
 from shardcache.store.folder.layout import JOURNAL
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
-from support.stores.canary import GatedStore
+from support.stores.canary import Canary, GatedStore
 
 PART_BYTES = 64 * 1024
 PARTS = 6
@@ -50,3 +50,22 @@ def test_ranges_free_what_a_killed_download_had_allocated(daemon: Daemon) -> Non
 
         assert read_ranges(daemon, [END._replace(url=url)]) == [BODY[END.start :]]
         assert list(bookkeeping(daemon, "after the range")) == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_damaged_part_frees_its_space(daemon: Daemon, restarts: bool) -> None:
+    """Also the last part, whose last block it fills only in part; the other parts stay."""
+    with Canary() as store:
+        url = store.put("object", BODY)
+        spans = [END._replace(url=url), Span(url, 0, PART_BYTES)]
+        assert read_ranges(daemon, spans) == [BODY[END.start :], BODY[:PART_BYTES]]
+        (part_file,) = daemon.cache_dir.glob("partial/*.part")
+        with part_file.open("r+b") as file:
+            file.seek(END.start)
+            file.write(b"damage")
+        if restarts:
+            daemon.restart()
+        daemon.request("POST", "/v1/verify", {"prefix": ""})
+
+        assert [row["cached_bytes"] for row in daemon.shards()] == [PART_BYTES]
+        assert list(bookkeeping(daemon, "after the damage")) == []
