@@ -50,6 +50,9 @@ _REQUEST_S = 0.25
 # A request for this number of bytes is not divided because the connections seem slow: the time of a
 # small request is mostly latency, and more requests would only make it longer.
 _MIN_REQUEST_BYTES = 1024 * 1024
+# Parts that are smaller than usual are fetched several at once, up to this size. A request for each
+# of them would take a round trip of its own.
+_MAX_SMALL_PARTS_BYTES = 4 * 1024 * 1024
 _MAX_ANSWERS = 10_000  # limit on answers to `stat_ahead` that are kept until they are used
 # First parts are requested ahead while less than this share of an origin's connections is used.
 _MAX_USED_SHARE = 0.25
@@ -367,7 +370,8 @@ class Downloader:
         """Fetch missing parts over several connections; the first error ends all of them."""
         download.start(missing)
         max_parts = self._parts_per_request(download, len(missing))
-        requests = download.requests(missing, max_parts)
+        max_urgent_parts = min(max_parts, self._parts_of_usual_size(download))
+        requests = download.requests(missing, max_parts, max_urgent_parts)
 
         async def work() -> None:
             for parts in requests:  # shared by all workers
@@ -395,13 +399,24 @@ class Downloader:
         if not download.obj.is_joinable:
             return 1
         origin = self.scheduler.origin(store_of(download.obj.url))
+        connections = min(self._settings.shard_connections, self.scheduler.share(origin))
+        parts_per_connection = missing_parts // connections
+        usual_parts = self._parts_of_usual_size(download)
         bytes_per_s = origin.link.connection_bytes_per_s
         if bytes_per_s is None:
-            return 1  # the time of a larger request could not be estimated
-        connections = min(self._settings.shard_connections, self.scheduler.share(origin))
+            # The time of a larger request could not be estimated.
+            return max(1, min(parts_per_connection, usual_parts))
         request_bytes = max(_MIN_REQUEST_BYTES, int(_REQUEST_S * bytes_per_s))
         parts_in_time = request_bytes // download.partial.part_bytes
-        return max(1, min(missing_parts // connections, parts_in_time, MAX_PARTS))
+        return max(1, min(parts_per_connection, parts_in_time, MAX_PARTS * usual_parts))
+
+    def _parts_of_usual_size(self, download: ShardDownload) -> int:
+        """Return how many parts of a download one request would fetch as a single usual part.
+
+        That is 1, except for an object of which ranges were read before: its parts are small.
+        """
+        usual_bytes = min(self._settings.part_size, _MAX_SMALL_PARTS_BYTES)
+        return max(1, usual_bytes // download.partial.part_bytes)
 
     async def _request(self, download: ShardDownload, parts: range) -> AsyncIterator[range]:
         """Fetch consecutive parts with one request; after a failure, part by part.

@@ -69,14 +69,19 @@ class ShardDownload:
         self.done_bytes = self.obj.size_bytes - missing_bytes
         self.progress(self.done_bytes)
 
-    def requests(self, missing: Sequence[int], max_parts: int) -> Iterator[range]:
+    def requests(
+        self,
+        missing: Sequence[int],
+        max_parts: int,
+        max_urgent_parts: int,
+    ) -> Iterator[range]:
         """Yield the parts for one request after the other; each request has consecutive parts.
-
-        As soon as a reader waits for the shard, each request is for a single part.
 
         Args:
             missing: numbers of the parts to fetch, in order.
             max_parts: maximum number of parts of a request.
+            max_urgent_parts: the same while a reader waits for the shard: it gets the parts of a
+                smaller request sooner.
         """
         remaining = dict.fromkeys(missing)  # used as a set that keeps the order of `missing`
         while remaining:
@@ -86,7 +91,7 @@ class ShardDownload:
 
             limit = max_parts
             if self.obj.has_ranges and self.priority().waiting:
-                limit = 1
+                limit = max_urgent_parts
             while parts.stop in remaining and len(parts) < limit:
                 del remaining[parts.stop]
                 parts = range(parts.start, parts.stop + 1)
