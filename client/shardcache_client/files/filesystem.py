@@ -24,6 +24,7 @@ from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
+from fsspec.caching import BaseCache
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.spec import AbstractBufferedFile
 
@@ -43,7 +44,7 @@ from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import resolve
 from shardcache_client.files.cached_file import session_of
 from shardcache_client.files.range_file import RangeFile
-from shardcache_client.files.read_ahead import ReadAhead
+from shardcache_client.files.read_ahead import DEFAULT_BLOCK_BYTES, Fetch, ReadAhead
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.environment import job_name
 
@@ -127,7 +128,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self.choice = DaemonChoice.of(socket, daemon)
         self.patience = Patience(timeout_s)
         self.reader = ReaderIdentity(job or job_name())
-        self._block_size = block_size or BufferedFile.DEFAULT_BLOCK_SIZE
+        self._block_size = block_size or DEFAULT_BLOCK_BYTES
         # `time.monotonic` of the last `invalidate_cache`; None if it was never called.
         self._invalidated_s: float | None = None
         # For each path: the version seen last, and the time at which it was first seen.
@@ -381,6 +382,26 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     )
 
 
+class ReadAheadCache(BaseCache):  # type: ignore[misc]
+    """A `ReadAhead` as fsspec's files use it: the default for the files of this filesystem.
+
+    Args:
+        blocksize: maximum number of bytes that are read ahead.
+        fetcher: fetches bytes of the file.
+        size: number of bytes of the file.
+    """
+
+    name = "shardcache"
+
+    def __init__(self, blocksize: int, fetcher: Fetch, size: int) -> None:
+        super().__init__(blocksize, fetcher, size)
+        self._read_ahead = ReadAhead(blocksize, fetcher, size)
+
+    def _fetch(self, start: int | None, stop: int | None) -> bytes:
+        """Return bytes of the file; fsspec calls this, with None for the file's start or end."""
+        return self._read_ahead.read(start or 0, self.size if stop is None else stop)
+
+
 class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
     """A file that is open for reading. Only the parts that are read are fetched.
 
@@ -388,7 +409,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
         fs: the filesystem.
         path: path of the file.
         mode: "rb".
-        cache_type: name of the cache for read bytes: `ReadAhead`, or one of fsspec's caches.
+        cache_type: name of the cache for read bytes: `ReadAheadCache`, or one of fsspec's caches.
         options: other options of fsspec for a file.
     """
 
@@ -402,18 +423,18 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
         path: str,
         mode: str,
         *,
-        cache_type: str = ReadAhead.name,
+        cache_type: str = ReadAheadCache.name,
         **options: Any,
     ) -> None:
-        if cache_type == ReadAhead.name:
+        if cache_type == ReadAheadCache.name:
             # fsspec does not know this cache, so it is set after the initialisation.
             super().__init__(fs, path, mode, cache_type="none", **options)
-            self.cache = ReadAhead(self.blocksize, self._fetch_range, self.size)
+            self.cache = ReadAheadCache(self.blocksize, self._fetch_range, self.size)
         else:
             super().__init__(fs, path, mode, cache_type=cache_type, **options)
 
     def _fetch_range(self, start: int, end: int, ahead_to: int = 0) -> bytes:
-        """Return bytes of the file; `ReadAhead` and fsspec's caches call this.
+        """Return bytes of the file; `ReadAheadCache` and fsspec's caches call this.
 
         Args:
             start: offset of the first byte.

@@ -1,16 +1,17 @@
 """Any file through the cache, by its path: `cached_paths` and `open_cached`.
 
-These functions are for libraries that read files themselves. The daemon fetches an object into the
-cache, and holds the file there while the caller uses its path.
+These functions are for libraries that read files themselves. For a path, the daemon fetches the
+whole object into the cache, and holds the file there while the caller uses the path. Of an open
+file, it fetches the parts that are read.
 """
 
 import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from functools import partial
 
-from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache.shared.protocol import Wanted
 from shardcache.shared.urls.local_urls import absolute_url, absolute_urls
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, URL, URLS, checked
@@ -19,7 +20,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import resolve
 from shardcache_client.files.cached_file import CachedFile, session_of
-from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.files.object_reader import ObjectReader
 from shardcache_client.ranks.environment import job_name
 
 # Rules for the arguments that both functions have.
@@ -43,6 +44,9 @@ def cached_paths(
 
         with cached_paths("s3://bucket/llama/model-{1..4}.safetensors") as paths:
             weights = [safetensors.torch.load_file(path) for path in paths]
+
+    Each file is fetched whole, because a library that opens a path may read any of its bytes. To
+    fetch only what is read, use `open_cached` or fsspec.
 
     A path ends with the object's own name; the path of an inflated shard ends with `.tar`. The
     files are read-only, and other processes of the node may read them, too. They stay cached, even
@@ -95,44 +99,31 @@ def open_cached(
     daemon: DaemonName = "auto",
     timeout_s: float = 300.0,
 ) -> io.BufferedReader:
-    """Fetch any file and open it for reading. It stays cached until it is closed.
+    """Open any file for reading. Only what is read is fetched, until a local file is needed.
+
+        with open_cached("s3://bucket/model.safetensors") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
 
         with open_cached("s3://bucket/model.pt") as file:
             weights = torch.load(file.name, mmap=True, weights_only=True)
 
-    The file's bytes are the object's own, even if it is a shard. Its attribute `name` is its path,
-    which other processes may read, too, while the file is open. Arguments and errors are the same
-    as for `cached_paths`.
+    The file's bytes are the object's own, even if it is a shard. What is fetched depends on what is
+    called:
+
+    - `read(n)`, `seek`, iteration: the parts (`--range-part-size`) that have the bytes. A file that
+      is read in order is fetched ahead, and once more than half of it is read, it is fetched whole.
+    - `read()` from the start, `name`, `fileno()`: the whole file, verified. `name` is its path,
+      which other processes may read, too, while the file is open. `mmap` needs `fileno()`, and some
+      libraries ask for either, such as `zipfile` and `numpy.load`.
+
+    A file that is cached whole is not fetched, and stays cached until it is closed. Before that,
+    its parts may be evicted and fetched again. If the object is replaced while it is open, reading
+    on raises OutdatedError or ShardChangedError.
+
+    Arguments and errors are the same as for `cached_paths`. Methods that read raise them, too.
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
-    manifest = Manifest.of([ShardRef(absolute_url(url))])
-    with ExitStack() as resources:
-        session = resources.enter_context(
-            session_of(choice, reader, manifest, wanted="files", patience=Patience(timeout_s)),
-        )
-        # The file is the only one of the plan, so its position is 0.
-        cached = resources.enter_context(closing(CachedFile(session, 0, named=True)))
-        # The open file takes the resources out of this stack, so they outlive this block.
-        return io.BufferedReader(_OpenCachedFile(cached.wait_whole(), resources))
-
-
-class _OpenCachedFile(io.FileIO):
-    """An open file that stays cached until it is closed.
-
-    Args:
-        path: path of the file.
-        resources: the session that holds the file in the cache. This object takes it out of the
-            stack, and closes it.
-    """
-
-    def __init__(self, path: Path, resources: ExitStack) -> None:
-        # If opening fails, FileIO calls `close`, which must not close the caller's resources.
-        self._resources = ExitStack()
-        super().__init__(str(path))
-        self._resources = resources.pop_all()
-
-    def close(self) -> None:
-        """Close the file, and release it in the cache."""
-        super().close()
-        self._resources.close()
+    open_session = partial(session_of, choice, reader, patience=Patience(timeout_s))
+    return ObjectReader(open_session, absolute_url(url))

@@ -3,8 +3,8 @@
 A session is one reader's connection to the daemon, and its plan lists the objects that the reader
 may read. A lease is the daemon's promise that what is leased stays cached. With a plan of ranges,
 the reader leases byte ranges of these objects, in any order. The daemon fetches the ranges into a
-file, or decides to fetch the whole object instead. The files of the fsspec filesystem
-(`BufferedFile`) read through this module.
+file, or decides to fetch the whole object instead. The files of `open_cached` (`ObjectReader`) and
+of the fsspec filesystem (`BufferedFile`) read through this module.
 """
 
 import os
@@ -40,6 +40,11 @@ class RangeFile:
 
     def __repr__(self) -> str:
         return f"RangeFile(position={self._position}, {self._file_grant})"
+
+    @property
+    def is_whole(self) -> bool:
+        """True once a read has found the whole object cached; it stays so until `close`."""
+        return self._whole_lease is not None
 
     def read(self, start: int, stop: int, ahead_to: int = 0) -> bytes:
         """Return the bytes from `start` to `stop`, or up to the end of the object.

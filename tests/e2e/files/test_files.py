@@ -98,6 +98,12 @@ def unopened(url: str, daemon: Daemon) -> Iterator[CachedFile]:
         yield file
 
 
+def whole_content(url: str, daemon: Daemon) -> bytes:
+    """Return a file's bytes, once it is cached as a whole."""
+    with unopened(url, daemon) as file:
+        return file.wait_whole().read_bytes()
+
+
 @contextmanager
 def arriving(url: str, daemon: Daemon) -> Iterator[RangeFile]:
     """Provide a file of which ranges can be read as they arrive."""
@@ -258,7 +264,7 @@ def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(
     reader = ShardReader(
         url, socket=daemon.socket, epochs=1, timeout_s=GUARD_S, partial_reads=False
     )
-    file, keys = both(lambda: content(url, daemon), lambda: keys_of(reader))
+    file, keys = both(lambda: whole_content(url, daemon), lambda: keys_of(reader))
     letting.join()
     assert file == body
     assert (keys == KEYS) if not cut else isinstance(keys, TruncatedShardError)

@@ -280,8 +280,8 @@ def test_file_damaged_in_the_cache_is_not_indexed(tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(make_tar(samples))
     url = f"file://{tmp_path}/0.tar"
     with Daemon(tmp_path, "--scrub-rate", "0") as daemon:
-        with open_cached(url, socket=daemon.socket):
-            pass
+        with open_cached(url, socket=daemon.socket) as file:
+            file.read()
         ((tar, _),) = cached(daemon)
         flip(tar, 0)
         assert read(daemon, url) == [sample["jpg"] for sample in samples]
