@@ -188,7 +188,9 @@ def test_descriptor_is_that_of_the_whole_object(store: Canary, node: Daemon) -> 
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_whole_content_is_fetched_once_as_a_whole(store: Canary, node: Daemon, is_cached: bool) -> None:
+def test_whole_content_is_fetched_once_as_a_whole(
+    store: Canary, node: Daemon, is_cached: bool
+) -> None:
     """By `read()`; if all of it is cached, the open file is the cached one from the beginning."""
     url = store.put("weights", BODY)
     if is_cached:
@@ -242,7 +244,9 @@ def test_lines_of_an_open_file_are_iterated(store: Canary, node: Daemon) -> None
         assert sum(1 for _ in text) == len(lines) - 1
 
 
-def test_methods_of_a_file_do_what_they_do_on_a_local_one(store: Canary, node: Daemon, tmp_path: Path) -> None:
+def test_methods_of_a_file_do_what_they_do_on_a_local_one(
+    store: Canary, node: Daemon, tmp_path: Path
+) -> None:
     """Seeks, peeks and reads of every kind, in a random order, around the end as well."""
     url = store.put("weights", BODY)
     (tmp_path / "same").write_bytes(BODY)
