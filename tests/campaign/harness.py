@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-PARTS = ("store", "kills", "power", "disks", "restarts", "access", "load", "memory", "fuzz")
+PARTS = (
+    "store",
+    "kills",
+    "part_churn",
+    "power",
+    "disks",
+    "restarts",
+    "access",
+    "load",
+    "memory",
+    "fuzz",
+)
 QUICK = 0.001
 """Scale of the tests: rows do the least that they can do."""
 

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from campaign import kill_stories
+from campaign import kill_stories, range_stories
 from campaign.harness import Result, Row, scaled
 from campaign.killed_readers import killed_readers
 from campaign.lives import NEEDS_CC, WRITES, Death, Ground, Life, Story, die_and_recover
 from support.disks.shim import Action, read_log
 from support.programs.zygote import Zygote
 from support.stores.buckets import MotoS3
+from support.stores.canary import Canary
 
 _AT_ONCE = 3
 
@@ -28,8 +29,10 @@ _AT_ONCE = 3
 @contextmanager
 def told(zygote: Zygote, s3: MotoS3, folder: Path) -> Iterator[Ground]:
     """Prepare all stories, their templates made below `folder`."""
-    found = kill_stories.stories(zygote, s3, folder)
-    yield Ground(zygote, {story.name: story for story in found}, folder)
+    with Canary() as web:
+        found = kill_stories.stories(zygote, s3, folder)
+        found += range_stories.stories(zygote, s3, web, folder)
+        yield Ground(zygote, {story.name: story for story in found}, folder)
 
 
 @contextmanager
@@ -96,10 +99,19 @@ _STORIES = (
     "fetch from S3",
     "resume and evict",
     "verify, evict, count",
+    "ranges",
+    "ranges from S3",
+    "ranges, taken over",
+    "ranges of a shard half fetched",
+    "ranges, then the whole",
+    "ranges, evicted",
+    "ranges of a replaced object",
+    "ranges, verified and evicted",
 )
 ROWS = (
     *(Row(f"SIGKILL: {name}", partial(killed, name), skip=NEEDS_CC) for name in _STORIES),
     Row("SIGKILL, and again while it recovers", partial(killed_twice, "fetch"), skip=NEEDS_CC),
+    Row("the same: ranges, evicted", partial(killed_twice, "ranges, evicted"), skip=NEEDS_CC),
     Row("SIGKILL: readers with leases", partial(killed_readers, False), skip=NEEDS_CC),
     Row(
         "SIGSTOP: readers with leases, killed as they are or later",
