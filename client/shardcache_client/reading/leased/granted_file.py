@@ -47,22 +47,15 @@ def read_granted(
             return lease, read(grant)
         except (CacheDirError, CorruptShardError) as exn:
             # The session counts unreadable files, and changes to a private daemon after several. A
-            # file that was evicted does not count: it does not show that this process cannot read
-            # the cache.
-            was_evicted = isinstance(exn, ShardGoneError) and _may_be_evicted(lease)
-            session.release(lease, unreadable=not was_evicted, damage=damage_of(exn))
+            # file that has gone since its grant, before the reader needed it, does not count: it
+            # does not show that this process cannot read the cache. A whole shard may be evicted in
+            # this time; the file of an object's parts is published if the whole is fetched.
+            has_gone = isinstance(exn, ShardGoneError) and not lease.needed
+            session.release(lease, unreadable=not has_gone, damage=damage_of(exn))
             tries_left -= 1
             if not tries_left:
                 raise
         lease = request_again()
-
-
-def _may_be_evicted(lease: LeaseRequest) -> bool:
-    """Return whether the granted file may be evicted before the lease is released.
-
-    This is so for a whole shard that was granted before the reader needed it.
-    """
-    return lease.is_granted_whole and not lease.needed
 
 
 def open_granted(grant: Grant) -> int:
