@@ -184,10 +184,8 @@ def test_the_daemonset_runs_on_it(image: BuiltImage, moto_server: MotoS3, tmp_pa
         container.wait_until_started()
         warmed = container.exec("shardcache", "warm", url, "--json")
         assert warmed.returncode == 0, warmed.stdout + warmed.stderr
-        assert (
-            json.loads(container.exec("shardcache", "status", "--json").stdout)["cache"]["shards"]
-            == 1
-        )
+        status = json.loads(container.exec("shardcache", "status", "--json").stdout)
+        assert status["cache"]["shards"] == 1
         assert container.probe("readiness")
         assert container.probe("liveness")
         container.signal(signal.SIGTERM)

@@ -73,9 +73,5 @@ def test_processes_of_an_unprivileged_container_share_a_private_daemon(bundle: P
     ] * 2
     (socket,) = {line[-1] for line in printed}
     assert Path(socket).parent == Path(f"/tmp/shardcache-private-{UID}")
-    assert (
-        subprocess.run(
-            ["pgrep", "--full", f"{bundle}|{socket}"], capture_output=True, check=False
-        ).stdout
-        == b""
-    )
+    command = ["pgrep", "--full", f"{bundle}|{socket}"]
+    assert subprocess.run(command, capture_output=True, check=False).stdout == b""

@@ -135,10 +135,8 @@ def test_run_resumes_with_the_next_global_batch_on_any_job(
                 (loader if load is stateful and before == after else dataset).load_state_dict(
                     json.loads(state)
                 )
-        assert (
-            together([islice(loader, count) for loader in loaders])
-            == expected[taken : taken + count]
-        )
+        found = together([islice(loader, count) for loader in loaders])
+        assert found == expected[taken : taken + count]
         taken += count
         state = json.dumps(loaders[0].state_dict())
 

@@ -87,10 +87,8 @@ def test_samples_without_a_partner_are_skipped_replaced_and_counted(
     ]
     eventually(lambda: _unmatched(daemon, "skipping") == 5)
     assert "(5 samples unmatched)" in shardcache("status", socket=daemon.socket).out
-    assert (
-        'job_unmatched_samples_total{job_name="skipping",uid="'
-        in daemon.request("GET", "/metrics").decode()
-    )
+    metric = 'job_unmatched_samples_total{job_name="skipping",uid="'
+    assert metric in daemon.request("GET", "/metrics").decode()
     ranks = [keys_of(make(spoilt, skip, rank=rank, world_size=2, **SHUFFLE)) for rank in range(2)]
     assert [len(rank) for rank in ranks] == [25, 25]
     assert set(chain(*ranks)) == set(KEYS) - {*LOST, TWICE}

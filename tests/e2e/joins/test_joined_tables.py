@@ -133,10 +133,8 @@ def test_json_lines_may_be_compressed(
 ) -> None:
     """As the name says; lines that are blank, and a byte order that reverses, do not matter."""
     data = compress(json_lines(ROWS).replace(b"\n", b"\n\n") + b"\n")
-    assert (
-        content(make(Table(manifest(tmp_path, data, f"rows.jsonl{suffix}"), key="id")))
-        == with_rows()
-    )
+    found = content(make(Table(manifest(tmp_path, data, f"rows.jsonl{suffix}"), key="id")))
+    assert found == with_rows()
 
 
 def test_json_lines_may_be_compressed_with_zstd(make: Make, tmp_path: Path) -> None:
@@ -206,10 +204,8 @@ def test_flags_of_a_pattern_are_part_of_it(make: Make, tmp_path: Path) -> None:
     pattern = r"(?:x_)?(.*)"
     with pytest.raises(UnmatchedKeyError, match="some keys of the table are 'X_"):
         list(make(Table(url, key="id", pattern=pattern)))
-    assert (
-        content(make(Table(url, key="id", pattern=re.compile(pattern, re.IGNORECASE))))
-        == with_rows()
-    )
+    found = content(make(Table(url, key="id", pattern=re.compile(pattern, re.IGNORECASE))))
+    assert found == with_rows()
 
 
 def test_table_without_rows_says_so(make: Make, tmp_path: Path) -> None:

@@ -118,9 +118,8 @@ def test_batches_are_the_same_for_any_workers(data: Data, kind: Kind) -> None:
 def test_loader_of_batches_by_length_takes_only_none_for_options_of_batches(make: Make) -> None:
     """None is what a DataLoader over such batches takes; any other value would change them."""
     batches = list(by_length(make()).loader(num_workers=0))
-    assert (
-        list(by_length(make()).loader(num_workers=0, batch_size=None, collate_fn=None)) == batches
-    )
+    found = list(by_length(make()).loader(num_workers=0, batch_size=None, collate_fn=None))
+    assert found == batches
     with pytest.raises(ConfigError, match="does not take batch_size"):
         by_length(make()).loader(num_workers=0, batch_size=8)
 

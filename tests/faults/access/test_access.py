@@ -316,10 +316,8 @@ def test_a_version_is_a_name_and_nothing_else(name: str, daemon: Daemon) -> None
     with Canary() as server:
         server.etag = name
         server.files["/a.tar"] = make_tar(random_samples(2))
-        assert (
-            len(list(ShardDataset(server.url("/a.tar"), socket=daemon.socket, timeout_s=GUARD_S)))
-            == 2
-        )
+        dataset = ShardDataset(server.url("/a.tar"), socket=daemon.socket, timeout_s=GUARD_S)
+        assert len(list(dataset)) == 2
     daemon.await_publication()
     (shard,) = daemon.shards()
     assert shard["version"] == (f"size={shard['size_bytes']}" if "\x1b" in name else name)

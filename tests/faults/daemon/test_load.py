@@ -176,10 +176,8 @@ def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
             refused = first.plan([url], [0] * (HALF + 1))["error"]
             assert refused["code"] == "capacity"
             assert "--plan-memory" in refused["remedy"]
-            assert (
-                first.plan([f"{url}{number}" for number in range(3000)], [])["error"]["code"]
-                == "capacity"
-            )
+            answer = first.plan([f"{url}{number}" for number in range(3000)], [])
+            assert answer["error"]["code"] == "capacity"
             assert first.ask("extend", order=[])["error"]["code"] == "protocol", (
                 "what is refused is not kept"
             )

@@ -264,12 +264,10 @@ def test_globs_mean_the_same_to_every_command(
     pinned = cached(daemon, f"file://{tmp_path}/")
     assert len(pinned) == count
     assert shardcache("warm", f"file://{tmp_path}/**", socket=daemon.socket).code == 0
-    assert (
-        sorted(shardcache("unpin", "--json", glob, socket=daemon.socket).json["unpinned"]) == pinned
-    )
-    assert (
-        sorted(shardcache("evict", "--json", glob, socket=daemon.socket).json["evicted"]) == pinned
-    )
+    unpinned = sorted(shardcache("unpin", "--json", glob, socket=daemon.socket).json["unpinned"])
+    assert unpinned == pinned
+    evicted = sorted(shardcache("evict", "--json", glob, socket=daemon.socket).json["evicted"])
+    assert evicted == pinned
     assert len(cached(daemon, f"file://{tmp_path}/")) == 2 - count
 
 
@@ -278,9 +276,8 @@ def test_relative_paths_mean_the_callers_folder(
 ) -> None:
     """`warm` and `evict` take a glob below the working folder, not the daemon's."""
     monkeypatch.chdir(tmp_path)
-    assert (
-        done(shardcache("warm", "--json", "store/*.tar", socket=daemon.socket))["shards"] == SHARDS
-    )
+    warmed = done(shardcache("warm", "--json", "store/*.tar", socket=daemon.socket))
+    assert warmed["shards"] == SHARDS
     evicted = shardcache("evict", "--json", "./store/*.tar", socket=daemon.socket).json["evicted"]
     assert sorted(f"file://{path}" for path in evicted) == shards
 

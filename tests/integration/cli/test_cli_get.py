@@ -317,9 +317,8 @@ def test_copies_need_no_files_without_a_name(
         ref = ShardRef(str(source), "1", source.stat().st_size)
         done = list[int]()
         for _ in range(2):
-            assert (
-                place_file(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
-            )
+            state = place_file(source, place, ("sub", "a"), ref, done.append, links=False)
+            assert state == "copied"
         assert is_copy_of(place, ("sub", "a"), ref)
         assert done[-1] == ref.size_bytes
     assert contents(dest) == {"sub/a": MODEL["model.safetensors"]}

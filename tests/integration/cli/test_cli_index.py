@@ -221,9 +221,8 @@ async def test_a_version_that_is_gone_is_an_error(faulty: FaultyS3, tmp_path: Pa
             found = Shards.unpack(
                 session.ask("resolve", urls=[f"file://{tmp_path}/index.json"])["packed"]
             )
-            assert (
-                session.ask("plan", shards=[found.fingerprint], order=[0], reads=1)["type"] == "ok"
-            )
+            planned = session.ask("plan", shards=[found.fingerprint], order=[0], reads=1)
+            assert planned["type"] == "ok"
             return session.ask("lease", position=0, partial=False)
 
     def steps() -> None:

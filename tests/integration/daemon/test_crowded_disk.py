@@ -48,10 +48,8 @@ def test_warming_more_than_the_disk_gives_is_refused(tmp_path: Path, shards: lis
         assert "other files on the disk limit the cache to 2." in refused.out + refused.err
         assert len(daemon.shards()) <= 2  # fetched before all sizes were known
         eventually(lambda: 21_000_000 < daemon.status()["disk"]["short_bytes"] < 24_000_000)
-        assert (
-            "other files on the disk limit the cache"
-            in shardcache("status", "--socket", daemon.socket).out
-        )
+        reason = "other files on the disk limit the cache"
+        assert reason in shardcache("status", "--socket", daemon.socket).out
         disk.relieve()
         assert " 0 failed" in shardcache("warm", "--socket", daemon.socket, *shards).out
         eventually(lambda: daemon.status()["disk"]["short_bytes"] == 0)

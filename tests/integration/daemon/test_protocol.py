@@ -57,12 +57,8 @@ def test_one_of_a_users_readers_sends_a_list(daemon: Daemon) -> None:
                 assert first.ask("shards", fingerprint=each.fingerprint)["type"] == "unknown"
                 second.request("shards", fingerprint=each.fingerprint)
                 if each is lists[0]:
-                    assert (
-                        first.ask("shards", fingerprint=each.fingerprint, packed=each.packed)[
-                            "type"
-                        ]
-                        == "ok"
-                    )
+                    answer = first.ask("shards", fingerprint=each.fingerprint, packed=each.packed)
+                    assert answer["type"] == "ok"
                     assert second.receive()["type"] == "ok"
         assert second.receive()["type"] == "unknown"
 

@@ -182,9 +182,8 @@ async def test_endpoint_of_the_table_is_used(server: AzureServer, identities: Az
         table: dict[str, Any] = {"match": "az://", "endpoint_url": f"{place.endpoint_url}/account"}
         table["storage_options"] = {"account_name": "account", **options}
         origins = Origins([OriginTable.model_validate(table)], max_connections=16)
-        assert (
-            await origins.origin("az://bucket/a.tar").stat("az://bucket/a.tar")
-        ).size_bytes == len(DATA)
+        obj = await origins.origin("az://bucket/a.tar").stat("az://bucket/a.tar")
+        assert obj.size_bytes == len(DATA)
         await origins.close()
     table["storage_options"] = {"account_name": "account"}
     with pytest.raises(ConfigError, match="HTTPS"):

@@ -134,9 +134,8 @@ async def test_a_shard_that_a_reader_begins_with_is_requested_together_with_its_
         await asyncio.to_thread(eventually, lambda: len(faulty.seen) == 3)
         faulty.answer_late()
         for position in (0, 1):
-            assert (
-                Path((await asyncio.to_thread(session.take, position))["path"]).read_bytes() == body
-            )
+            data = Path((await asyncio.to_thread(session.take, position))["path"]).read_bytes()
+            assert data == body
     reads = {
         (key, condition is None) for method, key, _, condition in faulty.seen if method == "GET"
     }

@@ -166,9 +166,7 @@ def test_the_wheel_works_with_the_oldest_and_newest_packages_that_it_admits(
     with tempfile.TemporaryDirectory() as folder, Daemon(Path(folder), spawn=start) as daemon:
         socket = str(daemon.socket)
         node.run("shardcache", "warm", url, "--socket", socket)
-        assert (
-            json.loads(node.run("shardcache", "status", "--json", "--socket", socket))["version"]
-            == __version__
-        )
+        status = json.loads(node.run("shardcache", "status", "--json", "--socket", socket))
+        assert status["version"] == __version__
         assert job.run("python", "-c", READ, url, socket) == "10\n"
         assert node.run("python", "-c", OPEN, url, socket) == f"{len(tar)}\n"

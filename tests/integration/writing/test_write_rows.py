@@ -84,10 +84,8 @@ def test_columns_are_chosen_and_named(parquet: Path, tmp_path: Path) -> None:
     assert refused.code == USAGE
     assert "'picture'" in refused.err
     assert "caption" in refused.err
-    assert (
-        shardcache("write", *ALONE, parquet, tmp_path / "other", "--columns", "picture").code
-        == USAGE
-    )
+    code = shardcache("write", *ALONE, parquet, tmp_path / "other", "--columns", "picture").code
+    assert code == USAGE
 
 
 @pytest.mark.slow
@@ -110,21 +108,10 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_rows_are_shuffled_by_a_seed(parquet: Path, tmp_path: Path) -> None:
     """Row groups and rows change their order, and the same seed gives the same bytes."""
     for name, seed, workers in (("a", "7", "1"), ("b", "7", "2"), ("c", "8", "1")):
-        assert (
-            shardcache(
-                "write",
-                parquet,
-                tmp_path / name,
-                *ROW_SIZE,
-                "--shuffle",
-                seed,
-                "--workers",
-                workers,
-            ).code
-            == 0
-        )
-    a, b, c = (shards(tmp_path / name) for name in "abc")
-    assert a == b != c
+        options = ("--shuffle", seed, "--workers", workers)
+        assert shardcache("write", parquet, tmp_path / name, *ROW_SIZE, *options).code == 0
+    first, same_seed, other_seed = (shards(tmp_path / name) for name in "abc")
+    assert first == same_seed != other_seed
     found = samples(tmp_path / "a")
     assert found == EXPECTED
     assert list(found) != list(EXPECTED)
@@ -160,12 +147,8 @@ def test_a_saved_dataset_becomes_samples(tmp_path: Path) -> None:
     pair = [{"image.jpg": JPEG, "label.cls": b"0"}, {"image.png": PNG, "label.cls": b"1"}]
     assert samples(tmp_path / "out") == {f"{number:09d}": pair[number % 2] for number in range(10)}
     assert shardcache(*command).json["written"] == 0
-    assert (
-        shardcache(
-            "write", *ALONE, tmp_path / "saved" / "train", tmp_path / "whole", "--shuffle", "1"
-        ).code
-        == 0
-    )
+    whole = (tmp_path / "saved" / "train", tmp_path / "whole")
+    assert shardcache("write", *ALONE, *whole, "--shuffle", "1").code == 0
     assert len(samples(tmp_path / "whole")) == 4
     wrong = shardcache(
         "write", *ALONE, tmp_path / "saved" / "train", tmp_path / "wrong", "--split", "test"

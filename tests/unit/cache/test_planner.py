@@ -200,10 +200,8 @@ def test_any_row_is_a_version_with_a_count_or_a_value_error(row: object) -> None
     except ValueError:
         return
     assert found.version.encode() is not None
-    assert (
-        Shards.of([ShardRef("s3://b/a.tar", found.version, None, found.samples)])[0].samples
-        == found.samples
-    )
+    samples = Shards.of([ShardRef("s3://b/a.tar", found.version, None, found.samples)])[0].samples
+    assert samples == found.samples
 
 
 @given(values | listings)

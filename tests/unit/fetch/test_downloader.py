@@ -94,9 +94,8 @@ async def test_time_that_the_store_asks_for_passes_before_the_next_attempt(
     asked = [OriginBusyError("busy", url=URL) for _ in range(3)]
     asked[0].retry_after_s = 7
     asked[1].retry_after_s = 86400
-    assert (
-        await Retry(4, Counters(), Backoff(base_s=0, cap_s=0)).call(URL, Script(*asked)) == "done"
-    )
+    answer = await Retry(4, Counters(), Backoff(base_s=0, cap_s=0)).call(URL, Script(*asked))
+    assert answer == "done"
     assert pauses == [7, 60, 0]
 
 

@@ -81,8 +81,13 @@ def test_density_counts_code_without_comments_and_docstrings(tmp_path: Path) -> 
     path.write_text('"""Words."""\n\n# more words\nx = a if b else c\ny, z = 1, 2\n')
     density = house_checks.Density()
     density.add(path)
-    assert density.code_lines == 2
-    assert density.lines == 5
-    assert density.conditionals == 1
-    assert density.tuple_assignments == 1
-    assert density.characters == len("x = a if b else c") + len("y, z = 1, 2")
+    expected = house_checks.Density(
+        files=1,
+        tokens=15,
+        code_lines=2,
+        characters=len("x = a if b else c") + len("y, z = 1, 2"),
+        lines=5,
+        tuple_assignments=1,
+        conditionals=1,
+    )
+    assert density == expected

@@ -31,9 +31,8 @@ def test_the_variables_are_taken_out() -> None:
     assert repr(ServiceNotifier.take(dict(env), 7)) == "ServiceNotifier('/run/n', every 2 s)"
     assert repr(ServiceNotifier.take(env, 8)) == "ServiceNotifier('/run/n', every 10 s)"
     assert env == {"PATH": "/bin"}
-    assert (
-        repr(ServiceNotifier.take({"WATCHDOG_USEC": "0"}, 7)) == "ServiceNotifier(None, every 10 s)"
-    )
+    notifier = repr(ServiceNotifier.take({"WATCHDOG_USEC": "0"}, 7))
+    assert notifier == "ServiceNotifier(None, every 10 s)"
 
 
 @contextmanager

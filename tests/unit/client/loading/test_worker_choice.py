@@ -52,10 +52,8 @@ def test_few_samples_of_the_workers_decide_nothing(making: int) -> None:
 
 def test_few_samples_of_the_steps_decide_nothing() -> None:
     """Unless steps are so short that they do not matter."""
-    assert (
-        ObservedLockUse(2, making=held(0.0), steps=held(0.0, 99), step_s=1.0, passed_s=10.0).kind
-        is None
-    )
+    kind = ObservedLockUse(2, making=held(0.0), steps=held(0.0, 99), step_s=1.0, passed_s=10.0).kind
+    assert kind is None
     quick = ObservedLockUse(2, making=held(0.0), steps=held(0.0, 0), step_s=1.0, passed_s=30.0)
     assert quick.kind == "threads"
 
@@ -67,10 +65,8 @@ def test_loop_that_has_not_ended_a_step_decides_nothing() -> None:
 
 def test_wait_for_the_first_batches_does_not_hide_what_steps_hold() -> None:
     """Later, they may come one after another."""
-    assert (
-        ObservedLockUse(2, making=held(0.0), steps=held(0.9), step_s=1.0, passed_s=10.0).kind
-        == "processes"
-    )
+    kind = ObservedLockUse(2, making=held(0.0), steps=held(0.9), step_s=1.0, passed_s=10.0).kind
+    assert kind == "processes"
 
 
 @pytest.mark.parametrize(

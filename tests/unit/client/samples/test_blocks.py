@@ -61,10 +61,9 @@ def test_blocks_are_those_of_the_documents_put_end_to_end(
     for sample in found:
         key, _, first = sample["__key__"].partition(":")
         document = [*documents[int(key)], *([] if end is None else [end])]
-        assert (
-            document[int(first) :][:length]
-            == sample["tokens"].tolist()[: len(document) - int(first)]
-        )
+        start = int(first)
+        tokens = sample["tokens"].tolist()
+        assert document[start:][:length] == tokens[: len(document) - start]
 
 
 def test_a_block_is_the_readers_own(tmp_path: Path) -> None:

@@ -88,10 +88,8 @@ def test_a_member_cannot_take_the_place_of_a_samples_own_keys(tmp_path: Path, na
     tar = pack([("a.jpg", b"1"), (name, b"2"), ("b.jpg", b"3")])
     index = TarIndex.open(published(tmp_path / "shard.tar", tar, URL)[1])
     assert index.faults[0][0] is Fault.RESERVED
-    assert (
-        fault_of(index, 0)
-        == f"the sample 'a' has a member with the reserved extension {name[2:].lower()!r}"
-    )
+    fault = fault_of(index, 0)
+    assert fault == f"the sample 'a' has a member with the reserved extension {name[2:].lower()!r}"
     assert fault_of(index, 1) is None
 
 

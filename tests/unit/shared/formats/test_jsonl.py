@@ -117,9 +117,8 @@ def test_bad_line_is_a_fault_of_its_sample(tmp_path: Path, line: bytes) -> None:
     data = b'{"a": 1}\n' + line + b'\n{"a": 2}\n'
     samples = indexed(tmp_path / "a.jsonl", data)
     assert decoded(samples, data) == [{"a": 1}, None, {"a": 2}]
-    assert (
-        fault_of(samples, 1) == "the line of the sample '000000001' is not a JSON object in UTF-8"
-    )
+    fault = fault_of(samples, 1)
+    assert fault == "the line of the sample '000000001' is not a JSON object in UTF-8"
 
 
 @pytest.mark.parametrize(
