@@ -97,7 +97,7 @@ def _read(
 
 
 def main() -> None:
-    """Take them."""
+    """Take all pictures."""
     with ExitStack() as stack:
         folder = Path(
             sys.argv[1] if sys.argv[1:] else stack.enter_context(tempfile.TemporaryDirectory())

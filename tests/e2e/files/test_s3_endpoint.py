@@ -175,7 +175,7 @@ def test_a_range_in_cached_parts_is_a_hit(client: Any, bucket: Bucket, daemon: D
 
 @pytest.mark.parametrize("wanted", ["bytes=1-0", "bytes=a-b", "lines=1-2", "bytes=0-1,4-5"])
 def test_invalid_range_gives_the_whole_object(client: Any, bucket: Bucket, wanted: str) -> None:
-    """As S3 has it."""
+    """S3 ignores such ranges, too."""
     answer = client.get_object(Bucket=bucket.name, Key="small", Range=wanted)
     assert answer["Body"].read() == SMALL
     assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200

@@ -48,13 +48,13 @@ def check(weights: dict[str, torch.Tensor]) -> None:
 
 
 def test_safetensors_are_loaded_from_the_cache(folder: Path, daemon: Daemon) -> None:
-    """By path, mapped."""
+    """safetensors maps the file by its path."""
     with cached_paths(f"{folder}/model/*.safetensors", socket=daemon.socket) as (path,):
         check(safetensors.torch.load_file(path))
 
 
 def test_torch_maps_a_checkpoint_from_the_cache(folder: Path, daemon: Daemon) -> None:
-    """Without executing what it holds."""
+    """torch.load maps the file, and executes nothing of it."""
     with open_cached(f"{folder}/model/model.pt", socket=daemon.socket) as file:
         check(torch.load(file.name, mmap=True, weights_only=True))
 
@@ -88,7 +88,7 @@ def inode(daemon: Daemon, url: Path) -> int:
 
 
 def test_arrow_reads_tables_from_the_cache(folder: Path, daemon: Daemon) -> None:
-    """By their paths."""
+    """Arrow takes the paths of cached files."""
     (folder / "tables").mkdir()
     for number in range(2):
         pyarrow.parquet.write_table(

@@ -479,7 +479,7 @@ def test_wrong_options_of_a_webdataset_are_refused(
 
 
 def test_batches_by_length_are_of_a_dataset() -> None:
-    """Not of a number."""
+    """A number in place of the dataset is refused with the names of both classes."""
     assert "give a ShardDataset or Mixture" in refusal(
         batch_by_length, 5, max_tokens=10, length=len
     )

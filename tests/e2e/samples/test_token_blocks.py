@@ -247,7 +247,7 @@ def test_the_writer_counts_tokens(folder: Path, daemon: Daemon) -> None:
 def test_token_blocks_refuse_options_for_members(
     index: str, daemon: Daemon, option: str, value: Any
 ) -> None:
-    """Blocks have none."""
+    """Blocks have no members."""
     options: dict[str, Any] = {option: value}
     with pytest.raises(ConfigError, match="blocks of tokens"):
         ShardReader(index, tokens=TokenBlocks(2), socket=daemon.socket, **options)

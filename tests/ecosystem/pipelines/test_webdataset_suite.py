@@ -49,7 +49,7 @@ class _Files(SimpleHTTPRequestHandler):
     """Serves a folder; as a proxy, it has nothing of any other server."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Keep quiet."""
+        """Log no request."""
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ SIGNED = f"?X-Amz-Credential={MARK}&X-Amz-Signature={MARK}&sig={MARK}&token={MAR
 
 @pytest.fixture
 def server() -> Iterator[Canary]:
-    """A store."""
+    """A store that keeps the requests that it gets."""
     with Canary() as running:
         running.files |= {f"/{name}.tar": make_tar(random_samples(3)) for name in ("a", "b")}
         running.files["/no.tar"] = b"no tar at all" * 100

@@ -227,11 +227,11 @@ class _Talker(asyncio.Protocol):
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Write it."""
+        """Write 64 MiB."""
         cast(asyncio.Transport, transport).write(bytes(64 * 1024 * 1024))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell."""
+        """Set the event."""
         self.lost.set()
 
 

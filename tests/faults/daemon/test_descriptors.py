@@ -162,12 +162,12 @@ def test_lack_of_descriptors_ends_no_daemon_and_condemns_no_shard(tmp_path: Path
 
 
 class Listening(socket.socket):
-    """Counts how often it is accepted from."""
+    """A socket that counts the connections that it accepts."""
 
     accepted = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Do so."""
+        """Accept a connection, and count it."""
         self.accepted += 1
         return super().accept()
 
@@ -183,10 +183,10 @@ def listening(path: Path) -> Iterator[Listening]:
 
 
 class Greeter(asyncio.Protocol):
-    """Says hello to everybody."""
+    """A protocol that greets each client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say it."""
+        """Send the greeting."""
         assert isinstance(transport, asyncio.WriteTransport)
         transport.write(b"hello")
 

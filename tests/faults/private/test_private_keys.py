@@ -218,7 +218,7 @@ async def test_renewed_keys_in_a_file_reach_the_daemon_that_is_there(
 async def test_commands_hand_over_renewed_keys(
     home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As readers do."""
+    """A command hands over the keys of its own environment, as readers do."""
     first, second = fill(faulty)
     use("old", faulty, monkeypatch)
     faulty.access_key = "old"

@@ -287,7 +287,7 @@ def test_a_folder_is_never_made_on_the_filesystem_below(tmp_path: Path) -> None:
 
 
 class SlowCatalogue(Catalogue):
-    """Lets a look at the disk take until it is told to end."""
+    """A catalogue whose reopening lasts until the test ends it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -295,7 +295,7 @@ class SlowCatalogue(Catalogue):
         self.leave = threading.Event()
 
     def reopen(self) -> None:
-        """Wait."""
+        """Wait until the test lets go."""
         self.entered.set()
         self.leave.wait(GUARD_S)
 

@@ -77,7 +77,7 @@ def _client(endpoint_url: str, access_key: str, secret_key: str, style: str = "p
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Of the store."""
+    """The authority that signs the store's certificate."""
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 

@@ -54,7 +54,7 @@ class NodeRun:
         self._seen: set[int] = set()
 
     def begin(self, *flags: str) -> None:
-        """Start it."""
+        """Start `shardcache cluster run`."""
         args = (
             "cluster",
             "run",

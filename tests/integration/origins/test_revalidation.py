@@ -207,7 +207,7 @@ class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
     protocol = "odd"
 
     def info(self, path: str, **_options: object) -> dict[str, object]:
-        """Fail."""
+        """Raise an error of no file system."""
         raise LookupError(path)
 
 

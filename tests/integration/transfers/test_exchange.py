@@ -93,7 +93,7 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    """A rig."""
+    """A rig whose threads end with the test."""
     made = Rig(tmp_path)
     yield made
     made.close()

@@ -218,7 +218,7 @@ class HalfMemory(MemoryFileSystem):  # type: ignore[misc]
     protocol = "halfmemory"
 
     def put_file(self, lpath: str, rpath: str, **kwargs: Any) -> None:
-        """Write half of it."""
+        """Write half of the file, then fail."""
         data = Path(lpath).read_bytes()
         self.pipe_file(rpath, data[: len(data) // 2])
         raise OSError("the connection was lost")

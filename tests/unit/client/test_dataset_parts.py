@@ -77,7 +77,7 @@ def test_a_selection_is_another_dataset_of_fewer_samples() -> None:
 
 
 def test_uncounted_samples_cannot_be_dealt_one_by_one() -> None:
-    """Whole shards can."""
+    """Their shards are dealt as a whole."""
     samples = DealtSamples.of(manifest(5, None), DealOptions())
     assert isinstance(samples.deal, ShardDeal)
     with pytest.raises(ConfigError, match="no longer known"):

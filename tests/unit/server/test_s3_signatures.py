@@ -185,7 +185,7 @@ def test_a_request_without_its_time_is_refused(stated: str) -> None:
 
 @pytest.mark.parametrize("lasting", ["", "-1", "604801", "1e9", "٣"])
 def test_a_presigned_url_has_to_end_within_a_week(lasting: str) -> None:
-    """As S3 has it."""
+    """S3 has the same limit."""
     query = PRESIGNED.query.replace("X-Amz-Expires=86400", f"X-Amz-Expires={lasting}")
     assert code_of(PRESIGNED._replace(query=query)) == "AuthorizationQueryParametersError"
 

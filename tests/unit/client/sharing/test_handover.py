@@ -92,7 +92,7 @@ class Lender:
         return pickle.dumps(self._values)
 
     def settled(self) -> bool:
-        """Ask the loan."""
+        """Return whether the loan is settled."""
         return self._loan.is_settled()
 
     def forget(self) -> None:
@@ -131,7 +131,7 @@ class Sender:
         self._process.join()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process."""
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.join()
 

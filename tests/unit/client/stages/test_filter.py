@@ -23,7 +23,7 @@ def is_even(number: int) -> bool:
 
 @pytest.mark.parametrize("answer", [True, 1, "yes"])
 def test_item_for_which_the_answer_is_true_is_yielded(answer: object) -> None:
-    """As it is."""
+    """The stage yields the very item, unchanged."""
     given = sample()
     assert Pipeline().then(Filter(lambda _: answer))(given) is given
 

@@ -101,7 +101,7 @@ def test_transposed_records_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left_bytes", [0, 100, 70_000, -65_536])
 def test_part_of_an_array_record_file_is_an_error(tmp_path: Path, left_bytes: int) -> None:
-    """Wherever it ends."""
+    """The error does not depend on where the part ends."""
     path = written(tmp_path / "a.array_record", "groups.array_record")
     path.write_bytes(path.read_bytes()[:left_bytes])
     with pytest.raises(CorruptShardError, match="the ArrayRecord file is damaged"):

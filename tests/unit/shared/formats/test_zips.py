@@ -150,7 +150,7 @@ def test_encrypted_member_is_an_error(tmp_path: Path) -> None:
     ("method", "name"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "lzma")]
 )
 def test_unusual_compression_is_an_error(tmp_path: Path, method: int, name: str) -> None:
-    """It is named."""
+    """The error names the compression."""
     with pytest.raises(UnsupportedShardError, match=f"compressed by {name}"):
         indexed(tmp_path / "a.zip", zipped({"a.txt": b"x"}, method))
 

@@ -107,6 +107,6 @@ def test_a_table_with_other_metadata_is_refused(tmp_path: Path, metadata: Any) -
 
 @pytest.mark.parametrize("text", ["", ".json", ":width"])
 def test_a_member_has_an_extension(text: str) -> None:
-    """Without its dot."""
+    """An extension is written without its dot."""
     with pytest.raises(ConfigError, match="not a member extension"):
         MetadataMember.parse(text)

@@ -38,7 +38,7 @@ class Elastic:
 
     @property
     def deal(self) -> ElasticDeal:
-        """The deal."""
+        """The deal of the global batches."""
         return ElasticDeal(self.spans, 12, self.count)
 
     def batches(self, epoch: int) -> Batches:
