@@ -179,10 +179,8 @@ def test_rates_come_before_totals() -> None:
     )
     now = page(100.0, counters=counters)
     moment = StatusFrame(now, rates_between(former, now))
-    assert (
-        line("origin", moment)
-        == "origin 500.0 MB/s · 4.0 requests/s · 1.0 TB in 8 requests since start"
-    )
+    origin = line("origin", moment)
+    assert origin == "origin 500.0 MB/s · 4.0 requests/s · 1.0 TB in 8 requests since start"
     assert line("leases", moment) == "leases 10.0/s · 90 hits (90%) · 10 misses"
 
 
@@ -212,29 +210,22 @@ def test_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
     assert line("disk", shown) == "disk the disk under /nvme fails, for 2 hours: see dmesg"
     assert "free on disk" not in "".join(lines(shown))
     crowded = {"state": "ok", "error": None, "since_s": 1.0, "short_bytes": 2 * 10**12 - 10**9}
-    assert (
-        line("disk", page(disk=crowded)) == "disk other files on the disk limit the cache to 1.0 GB"
-    )
+    disk = line("disk", page(disk=crowded))
+    assert disk == "disk other files on the disk limit the cache to 1.0 GB"
 
 
 def test_savings_scrub_and_pins_are_shown_where_there_are_any() -> None:
     """Savings, bytes verified again, damage, and pinned bytes of their limit are shown."""
-    assert (
-        line("bill", page(bill={"text": "saved 3.0 GB in 6 requests"}))
-        == "bill saved 3.0 GB in 6 requests"
-    )
+    bill = line("bill", page(bill={"text": "saved 3.0 GB in 6 requests"}))
+    assert bill == "bill saved 3.0 GB in 6 requests"
     assert not line("bill", page())
     scrub = {"rate_bytes_per_s": 10**7, "scrubbed_bytes": 10**12, "corrupt": 1, "round_share": 0.25}
-    assert (
-        line("scrub", page(scrub=scrub))
-        == "scrub 1.0 TB checked since start, 1 corrupt · 25% of this round"
-    )
+    scrub_line = line("scrub", page(scrub=scrub))
+    assert scrub_line == "scrub 1.0 TB checked since start, 1 corrupt · 25% of this round"
     assert not line("scrub", page(scrub=scrub | {"rate_bytes_per_s": 0}))
     pins = {"shards": 2, "missing": 1, "size_bytes": 10**9, "limit_bytes": 10**12}
-    assert (
-        line("pinned", page(pins=pins))
-        == "pinned 2 shards, 1 of them missing · 1.0 GB of at most 1.0 TB"
-    )
+    pinned = line("pinned", page(pins=pins))
+    assert pinned == "pinned 2 shards, 1 of them missing · 1.0 GB of at most 1.0 TB"
     assert not line("pinned", page(pins=pins | {"shards": 0}))
 
 
