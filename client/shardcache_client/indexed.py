@@ -81,9 +81,10 @@ class IndexedShards(Divisible, Generic[T_co]):
     sample that the table of samples has for it: `samples["000003"]`.
 
     With a table of samples next to each index file (`shardcache index --samples`), only the bytes
-    of a sample are fetched, or with `members` only the bytes of the members that are read. All
-    samples of a list, or of a DataLoader's batch, are fetched at the same time. The daemon keeps
-    the bytes as parts of the shard, and fetches the whole shard once much of it was read
+    of a sample are fetched, or with `members` only the bytes of the members that are read. Other
+    members that lie between these are fetched with them if they have less than 512 KiB together.
+    All samples of a list, or of a DataLoader's batch, are fetched at the same time. The daemon
+    keeps the bytes as parts of the shard, and fetches the whole shard once much of it was read
     (`--whole-from-percent`). A shard whose samples are read in order, or that is cached, is mapped
     instead, and held until `window` other shards have been asked for since: its samples are read as
     fast as by a ShardDataset.

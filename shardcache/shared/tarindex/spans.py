@@ -15,8 +15,9 @@ table (`contents`). A row of the table lists some samples of a shard, and has th
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, Self
 from zlib import crc32
 
 from shardcache.shared.exceptions import ShardError
@@ -27,6 +28,10 @@ from shardcache.shared.tarindex.tables import Samples, Tables, TarBytes, key_of,
 # Other programs may put something between two samples, which is then fetched with the first of
 # them. If it has more bytes than this, the sample counts as one that cannot be read alone.
 _MAX_BETWEEN_BYTES = 64 * 1024
+# Members that are not read, between two that are, are left out if they take at least this number of
+# blocks. The daemon fetches ranges in parts of 256 KiB (`--range-part-size`), so no part would be
+# saved by a gap that is smaller than a part. This one has a whole part, wherever it begins.
+_MIN_GAP_BLOCKS = 512 * 1024 // BLOCK_BYTES
 
 
 def samples_in(data: bytes, url: str) -> Samples:
@@ -181,20 +186,37 @@ def irregular_in(
     return irregular
 
 
+class Gaps(NamedTuple):
+    """A gap in the span of each sample of a row, where members lie that are not read.
+
+    Attributes:
+        starts: for each sample, the number of the block at which the gap begins.
+        stops: for each sample, the number of the block at which the gap ends; equal to its start
+            if the sample has no such gap.
+    """
+
+    starts: "array[int]"
+    stops: "array[int]"
+
+
 @dataclass(frozen=True, slots=True)
 class RowSpans:
     """Spans of the samples of a row, which take 12 bytes of memory per sample.
+
+    Gaps take further 8 bytes per sample, for each gap of the sample that has the most of them.
 
     Attributes:
         starts: for each sample, the number of the block at which its bytes begin.
         stops: for each sample, the number of the block at which its bytes end; equal to its start
             if the sample cannot be read from its own blocks alone.
         key_hashes: for each sample, the `key_hash` of its key.
+        gaps: the first gap of each sample, the second gap, and so on; empty if no sample has any.
     """
 
     starts: "array[int]"
     stops: "array[int]"
     key_hashes: "array[int]"
+    gaps: list[Gaps] = field(default_factory=list)
 
     @classmethod
     def of(cls, row: Mapping[str, Any], wants: Callable[[str], bool] | None = None) -> Self:
@@ -243,10 +265,25 @@ class RowSpans:
             return None
         return start * BLOCK_BYTES, stop * BLOCK_BYTES
 
+    def gaps_of(self, place: int) -> tuple[tuple[int, int], ...]:
+        """Return the offsets in the tar at which each gap in a sample's span starts and ends.
+
+        The bytes before, between and after the gaps are those of the members that are read.
+
+        Args:
+            place: place of the sample in the row.
+        """
+        return tuple(
+            (starts[place] * BLOCK_BYTES, stops[place] * BLOCK_BYTES)
+            for starts, stops in self.gaps
+            if starts[place] < stops[place]
+        )
+
     def _narrow(self, row: Mapping[str, Any], wants: Callable[[str], bool]) -> None:
         """Shorten the span of each regular sample to the members that are read.
 
-        Members before the first and after the last such member are left out.
+        Members before the first and after the last such member are left out, and large members
+        between two such members.
         """
         columns = [(wants(name), sizes) for name, sizes in row["sizes"].items()]
         if all(is_read for is_read, _ in columns):
@@ -257,42 +294,53 @@ class RowSpans:
             # span cannot be read from its blocks anyway.
             if place in irregular or start == self.stops[place]:
                 continue
-            read_span = _read_span(columns, place, start)
+            read_spans = _read_spans(columns, place, start)
             # If no member is read, the span stays whole, so that the error for the missing members
             # can name those that the sample has.
-            if read_span is not None:
-                first_start, last_stop = read_span
-                self.starts[place] = first_start
-                self.stops[place] = last_stop
+            if not read_spans:
+                continue
+            self.starts[place], _ = read_spans[0]
+            _, self.stops[place] = read_spans[-1]
+            for number, ((_, gap_start), (gap_stop, _)) in enumerate(pairwise(read_spans)):
+                self._set_gap(number, place, gap_start, gap_stop)
+
+    def _set_gap(self, number: int, place: int, start: int, stop: int) -> None:
+        """Set the gap with a number in a sample's span, by its first block and the block after."""
+        if number == len(self.gaps):
+            no_blocks = array("I", bytes(len(self.starts) * self.starts.itemsize))
+            self.gaps.append(Gaps(no_blocks, no_blocks[:]))
+        starts, stops = self.gaps[number]
+        starts[place] = start
+        stops[place] = stop
 
 
-def _read_span(
+def _read_spans(
     columns: Sequence[tuple[bool, Sequence[int | None]]],
     place: int,
     begin: int,
-) -> tuple[int, int] | None:
-    """Return the first block of the first member that is read, and the block after the last one.
+) -> list[tuple[int, int]]:
+    """Return the first block of the members that are read, and the block after them.
 
-    Returns None if the sample has no member that is read.
+    Returns this for each group of members without large members between them that are not read.
 
     Args:
         columns: for each column of a row, whether its members are read, and their sizes.
         place: place of the sample in the row.
         begin: number of the sample's first block.
     """
-    first_start: int | None = None
-    last_stop = begin
+    read_spans: list[tuple[int, int]] = []
     for is_read, sizes in columns:
         size_bytes = sizes[place]
         if size_bytes is None:
             continue  # the sample has no such member
         end = begin + _member_blocks(0, size_bytes)
         if is_read:
-            if first_start is None:
-                first_start = begin
-            last_stop = end
+            start = begin
+            if read_spans and begin - read_spans[-1][1] < _MIN_GAP_BLOCKS:
+                start, _ = read_spans.pop()  # this member continues the last span
+            read_spans.append((start, end))
         begin = end
-    return None if first_start is None else (first_start, last_stop)
+    return read_spans
 
 
 def key_hash(key: str) -> int:

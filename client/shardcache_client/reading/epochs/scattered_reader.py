@@ -94,7 +94,7 @@ class _QueuedSample:
         """Number of bytes that are requested."""
         if self.byte_range is None:
             return 0
-        return self.byte_range.stop - self.byte_range.start
+        return self.byte_range.size_bytes
 
 
 class ScatteredReader:

@@ -11,8 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from shardcache.shared.exceptions import ConfigError, ShardChangedError, ShardError
+from shardcache.shared.exceptions import (
+    ConfigError,
+    ShardcacheError,
+    ShardChangedError,
+    ShardError,
+)
 from shardcache.shared.tarindex.spans import key_hash, samples_in
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
@@ -32,11 +38,11 @@ class RangeRequest:
 
     Attributes:
         byte_range: range of the sample.
-        lease: lease on the range.
+        leases: lease on each piece of the range.
     """
 
     byte_range: SampleRange
-    lease: LeaseRequest
+    leases: list[LeaseRequest]
 
 
 class RangeReader:
@@ -76,16 +82,9 @@ class RangeReader:
             byte_ranges: ranges of the samples.
             needed: True if the reader waits for the first of these samples now.
         """
-        leases = self._request_leases(byte_ranges, needed=needed)
-        ranges_and_leases = zip(byte_ranges, leases, strict=True)
-        return [RangeRequest(byte_range, lease) for byte_range, lease in ranges_and_leases]
-
-    def _request_leases(
-        self, byte_ranges: Sequence[SampleRange], *, needed: bool
-    ) -> list[LeaseRequest]:
-        """Request a lease for each range; arguments as for `ask`."""
-        ranges = [(each.shard, (each.start, each.stop)) for each in byte_ranges]
-        return self._session.lease_ranges(ranges, needed=needed)
+        pieces = [(each.shard, piece) for each in byte_ranges for piece in each.pieces]
+        leases = iter(self._session.lease_ranges(pieces, needed=needed))
+        return [RangeRequest(each, list(islice(leases, len(each.pieces)))) for each in byte_ranges]
 
     def flush(self) -> None:
         """Release the leases of all samples that were taken."""
@@ -93,7 +92,8 @@ class RangeReader:
 
     def drop(self, request: RangeRequest) -> None:
         """End a request whose sample is not taken."""
-        self._session.release(request.lease)
+        for lease in request.leases:
+            self._session.release(lease)  # no-op for a lease that has ended
 
     def take(self, request: RangeRequest) -> Sample:
         """Wait for a sample, and return it. This ends the request, even with an error.
@@ -103,34 +103,53 @@ class RangeReader:
         if the table is wrong.
         """
         byte_range = request.byte_range
-        data, grant = self._read(request)
-        if byte_range.version not in (None, grant["version"]):
-            raise ShardChangedError(
-                f"the object store has version {grant['version']}, but the table of "
-                f"samples describes {byte_range.version}",
-                url=grant["url"],
-                remedy=TABLES_REMEDY,
-            )
-        return _cut_sample(data, byte_range, grant["url"], self._view_of(byte_range.shard))
+        version = byte_range.version
+        data: list[bytes] = []
+        url = ""
+        try:
+            for number in range(len(request.leases)):
+                piece_data, grant = self._read(request, number)
+                url = grant["url"]
+                if version not in (None, grant["version"]):
+                    raise ShardChangedError(
+                        f"the object store has version {grant['version']}, but the table of "
+                        f"samples describes {version}",
+                        url=url,
+                        remedy=TABLES_REMEDY,
+                    )
+                version = grant["version"]  # that of all further pieces
+                data.append(piece_data)
+        except (ShardcacheError, OSError):
+            self.drop(request)  # the pieces that were not read
+            raise
+        return _cut_sample(b"".join(data), byte_range, url, self._view_of(byte_range.shard))
 
     def came_from_whole_shard(self, request: RangeRequest) -> bool:
         """Return True if the shard of a sample that was taken is cached as a whole."""
-        return request.lease.is_granted_whole
+        return all(lease.is_granted_whole for lease in request.leases)
 
-    def _read(self, request: RangeRequest) -> tuple[bytes, Grant]:
-        """Return the bytes of a sample, and the grant by which they were read."""
-        byte_range = request.byte_range
+    def _read(self, request: RangeRequest, number: int) -> tuple[bytes, Grant]:
+        """Return the bytes of a piece of a sample's range, and the grant by which they were read.
+
+        Args:
+            request: the request.
+            number: number of the piece.
+        """
+        piece = request.byte_range.pieces[number]
 
         def request_again() -> LeaseRequest:
             """Request the bytes by a new lease, for which the reader is now waiting."""
-            (request.lease,) = self._request_leases([byte_range], needed=True)
-            return request.lease
+            pieces = [(request.byte_range.shard, piece)]
+            (request.leases[number],) = self._session.lease_ranges(pieces, needed=True)
+            return request.leases[number]
 
         def read(grant: Grant) -> tuple[bytes, Grant]:
             """Read the bytes from the file of a grant."""
-            return _read_range(grant, byte_range), grant
+            return _read_piece(grant, piece), grant
 
-        lease, (data, grant) = read_granted(self._session, request.lease, request_again, read)
+        first_lease = request.leases[number]
+        lease, (data, grant) = read_granted(self._session, first_lease, request_again, read)
+        # The lease ends before the next piece is waited for: a reader may need one at a time.
         self._session.release_later(lease)
         # A needed lease takes space in addition to that for samples requested ahead. So it is
         # released immediately.
@@ -139,14 +158,15 @@ class RangeReader:
         return data, grant
 
 
-def _read_range(grant: Grant, byte_range: SampleRange) -> bytes:
-    """Return the bytes of a range.
+def _read_piece(grant: Grant, piece: tuple[int, int]) -> bytes:
+    """Return the bytes from the start of a piece to its stop.
 
     Raises CorruptShardError if the path has another file, CacheDirError if it cannot be read.
     """
     fd = open_granted(grant)
     try:
-        return read_span(fd, byte_range.start, byte_range.stop)
+        start, stop = piece
+        return read_span(fd, start, stop)
     finally:
         os.close(fd)
 
@@ -155,7 +175,7 @@ def _cut_sample(data: bytes, byte_range: SampleRange, url: str, view: View) -> S
     """Return the sample in the bytes of a range.
 
     Args:
-        data: the bytes.
+        data: the bytes of the range's pieces: whole members, each with its headers.
         byte_range: the range.
         url: url of the shard.
         view: the form in which the sample is read.

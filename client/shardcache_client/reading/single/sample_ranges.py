@@ -50,6 +50,7 @@ class SampleRange:
         key_hash: hash of the sample's key, to recognise a range that holds another sample; see
             `tarindex.spans.key_hash`.
         version: the tar's version when the table was written; None if the table does not say.
+        gaps: start and stop of each gap in the range, where large members lie that are not read.
     """
 
     shard: int
@@ -57,6 +58,19 @@ class SampleRange:
     stop: int
     key_hash: int
     version: str | None
+    gaps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Start and stop of each piece of the range: what lies before, between and after gaps."""
+        starts = [self.start, *(gap_stop for _, gap_stop in self.gaps)]
+        stops = [*(gap_start for gap_start, _ in self.gaps), self.stop]
+        return list(zip(starts, stops, strict=True))
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes in all pieces."""
+        return sum(stop - start for start, stop in self.pieces)
 
 
 class SampleRanges:
@@ -122,7 +136,9 @@ class SampleRanges:
         if span is None:
             return None
         start, stop = span
-        return SampleRange(shard, start, stop, spans.key_hashes[number_in_row], version)
+        key_hash = spans.key_hashes[number_in_row]
+        gaps = spans.gaps_of(number_in_row)
+        return SampleRange(shard, start, stop, key_hash, version, gaps)
 
     def has_ranges_in_row(self, shard: int, number: int) -> bool:
         """Return True if any sample in the same row of the table as this sample has a range.
