@@ -156,6 +156,7 @@ class _FillRun:
             return False
         finally:
             self._whole.end_wait()
+            self._claim.arriving_bytes = 0  # requests that failed have left some
             for wait in list(self._retained):
                 self._release_parts(wait)
 
@@ -389,6 +390,7 @@ class _FillRun:
         """Request parts for which space is reserved."""
         for run in runs(parts, self._max_parts_per_request()):
             self._fetching.update(run)
+            self._claim.arriving_bytes += self._size_of(run)
             group.create_task(self._fetch(run))
 
     def _max_parts_per_request(self) -> int:
@@ -441,9 +443,11 @@ class _FillRun:
             unfinished=self._transfer.unfinished,
         )
         async for part in finished:
+            part_bytes = partial.size_of(part)
             self._fetching.discard(part)
+            self._claim.arriving_bytes -= part_bytes
             assert self._claim.reservation is not None
-            self._claim.reservation.keep(partial.size_of(part))  # it is on disk now
+            self._claim.reservation.keep(part_bytes)  # it is on disk now
             self._residency.parts.arrived(self._file, part)
             for wait in self._retained:
                 if part in self._parts_of(wait):

@@ -10,7 +10,9 @@ reader is stuck if it waits for a blocked claim, and has nothing else to read. A
 in the cache until its reader releases it, and a stuck reader releases none.
 
 A wait is for a whole object or for a range of it. A claim can serve ranges while it waits for the
-space of the whole object. Its waits for ranges then need none of that space.
+space of the whole object. Its waits for ranges then need none of that space. A claim that waits for
+space may still be fetching parts, for which it has reserved space: these finish, as the downloads
+of other claims do, and can then be evicted.
 """
 
 from collections.abc import Collection
@@ -116,8 +118,8 @@ class _SpaceUse:
     Attributes:
         pinned_bytes: size of pinned shards.
         leased_bytes: size of leased shards that are not pinned.
-        reserved_bytes: space reserved by blocked claims. That of running claims is not counted:
-            they finish, and their shards can then be evicted.
+        reserved_bytes: space reserved by blocked claims. That of running claims, and of parts that
+            blocked ones are fetching, is not counted: they finish, and can then be evicted.
         needed_bytes: the least space that a blocked claim waits for.
         possible_bytes: the capacity, or less if the disk has no space for all of it.
     """
@@ -144,18 +146,19 @@ class _SpaceUse:
             in_use: the shards that have leases.
             space: the space of the cache.
         """
-        # The filesystem may have allocated space for bytes that running claims have yet to write.
+        # The filesystem may have allocated space for bytes that downloads have yet to write.
         # The measurement of the disk took that space for space of other files, though it belongs to
         # the cache: `effective_bytes` corrects this.
         reservations = [claim.reservation for claim in running if claim.reservation is not None]
         allocating_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
+        allocating_bytes += sum(claim.arriving_bytes for claim in blocked)
         # A claim that is blocked by the claim ahead of it wants no bytes itself. But that claim, or
         # one further ahead, is blocked by a lack of space, so there is at least one number here.
         wanted_bytes = [claim.wanted_bytes for claim in blocked if claim.wanted_bytes]
         return cls(
             pinned_bytes=space.pinned_bytes,
             leased_bytes=sum(shard.kept_bytes for shard in in_use if not shard.pinned),
-            reserved_bytes=sum(claim.reserved_bytes for claim in blocked),
+            reserved_bytes=sum(claim.reserved_bytes - claim.arriving_bytes for claim in blocked),
             needed_bytes=min(wanted_bytes),
             possible_bytes=space.effective_bytes(allocating_bytes),
         )

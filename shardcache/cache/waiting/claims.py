@@ -45,6 +45,8 @@ class KeyClaim:
         moved: notified when anything changes for one of the transfers, which all share this signal.
         part_file: the file with the parts of the object, once some are fetched.
         reservation: the space for the object, while a transfer works.
+        arriving_bytes: the part of the reservation for parts that are being fetched by themselves.
+            Each of them can be evicted once it has arrived, and its readers have it.
         has_range_readers: True if ranges of the object were read before the whole was fetched.
         wanted_bytes: space that the claim waits for, in addition to its reservation; 0 while it
             waits for none.
@@ -61,6 +63,7 @@ class KeyClaim:
     moved: Signal = field(default_factory=Signal)
     part_file: PartFile | None = None
     reservation: Reservation | None = None
+    arriving_bytes: int = 0
     has_range_readers: bool = False
     wanted_bytes: int = 0
     serves_ranges: bool = False
