@@ -36,7 +36,13 @@ from shardcache.origin.s3.s3_headers import (
     presumed_md5,
 )
 from shardcache.origin.s3.s3_presigned import CHECKSUM_MODE, PresignedRequests, SdkNeededError
-from shardcache.origin.s3.s3_sdk_requests import call, head_by_sdk, object_params, read_by_sdk
+from shardcache.origin.s3.s3_sdk_requests import (
+    bucket_and_key,
+    call,
+    head_by_sdk,
+    object_params,
+    read_by_sdk,
+)
 from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
 from shardcache.origin.s3.s3_uploads import Uploads
 from shardcache.origin.tier.tier_state import Route
@@ -227,11 +233,12 @@ class S3Origin(CredentialedOrigin):
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
         """As `Origin.list_page`; one request."""
-        params = object_params(wanted.prefix)
-        bucket_url = wanted.prefix.removesuffix(params["Key"])
+        # A prefix has no version: it may be the beginning of keys that look as if they had one.
+        bucket, key_prefix = bucket_and_key(wanted.prefix)
+        bucket_url = wanted.prefix.removesuffix(key_prefix)
         options: dict[str, Any] = {
-            "Bucket": params["Bucket"],
-            "Prefix": params["Key"],
+            "Bucket": bucket,
+            "Prefix": key_prefix,
             "MaxKeys": wanted.max_keys,
         }
         if wanted.delimiter:

@@ -21,20 +21,29 @@ from shardcache.transport.between.parts import Parts
 def object_params(url: str) -> dict[str, str]:
     """Return a url as parameters of the SDK: `Bucket`, `Key`, and perhaps `VersionId`.
 
+    Raises OriginError for a url without a bucket.
+    """
+    path, version = version_in(url)
+    bucket, key = bucket_and_key(path)
+    params = {"Bucket": bucket, "Key": key}
+    if version:
+        params["VersionId"] = version
+    return params
+
+
+def bucket_and_key(path: str) -> tuple[str, str]:
+    """Return the bucket of a url without a version, or of the beginning of urls, and the rest.
+
     An access point's ARN, which contains a slash, counts as the bucket. Raises OriginError for a
     url without a bucket.
     """
-    path, version = version_in(url)
     bucket, _, key = path.partition("://")[2].partition("/")
     if bucket.startswith("arn:"):
         name, _, key = key.partition("/")
         bucket += f"/{name}"
     if not bucket:
-        raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
-    params = {"Bucket": bucket, "Key": key}
-    if version:
-        params["VersionId"] = version
-    return params
+        raise OriginError("no bucket in the url", url=path, remedy="write s3://bucket/key")
+    return bucket, key
 
 
 async def call(fs: Any, operation: str, **params: Any) -> Any:

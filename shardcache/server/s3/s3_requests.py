@@ -15,6 +15,7 @@ from urllib.parse import unquote_plus, unquote_to_bytes
 
 from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.signatures import SignedRequest
+from shardcache.shared.urls.url_names import path_of
 from shardcache.store.part_file import Span
 
 # A number in a range may be larger than any object, but Python refuses to convert thousands of
@@ -228,6 +229,13 @@ def _bucket_and_key(path: str, host: str) -> tuple[str, str]:
         raise S3Error("InvalidBucketName", f"{shown!a} is not a valid bucket name")
     if len(key.encode()) > _MAX_KEY_BYTES:
         raise S3Error("KeyTooLongError", f"a key has at most {_MAX_KEY_BYTES} bytes")
+    url = f"s3://{bucket}/{key}"
+    if path_of(url) != url:
+        # The daemon would read the object whose key lacks this ending.
+        raise S3Error(
+            "InvalidRequest",
+            "the key ends like a url with a version or a key split; read it from the object store",
+        )
     return bucket, key
 
 

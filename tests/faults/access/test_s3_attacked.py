@@ -1,0 +1,75 @@
+"""What attackers try at the S3 endpoint: each request has the right bytes, or the right error."""
+
+import re
+from collections.abc import Iterator
+from urllib.parse import quote, unquote
+
+import pytest
+
+from support.network.http_requests import Answer
+from support.programs.daemon import Daemon
+from support.programs.s3_door import (
+    DOOR,
+    ask,
+    keys_of,
+    signed,
+)
+from support.stores.buckets import Bucket, MotoS3, new_bucket
+
+# Keys that end like urls with a version or a key split, of the object `a`.
+LIKE_URLS = ("a?versionId=null", "a?versionId=1", "a#key_split=last-dot")
+
+
+@pytest.fixture(scope="module")
+def bucket(moto_server: MotoS3) -> Bucket:
+    """A bucket with keys that are easily taken for others."""
+    found = new_bucket(moto_server)
+    for key in ("a", "/a", "\\a", "a/", "a//b", "a/b", "%61", "a?b", "a#b", *LIKE_URLS):
+        found.put(key, f"body of {key}".encode())
+    return found
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket) -> Iterator[Daemon]:
+    """A daemon with an endpoint, for the whole module."""
+    with Daemon(tmp_path_factory.mktemp("d"), *DOOR, env=bucket.env()) as running:
+        yield running
+
+
+@pytest.fixture
+def target(bucket: Bucket) -> str:
+    """The path of an object that may be read."""
+    return f"/{bucket.name}/a"
+
+
+def read(daemon: Daemon, target: str, **headers: str) -> Answer:
+    """Send a signed request."""
+    return ask(daemon, *signed(daemon, target, keys_of(daemon), **headers))
+
+
+def keys_in(answer: Answer) -> list[str]:
+    """Return the keys in a listing whose keys are percent-encoded."""
+    return [unquote(key) for key in re.findall("<Key>(.*?)</Key>", answer.body.decode())]
+
+
+@pytest.mark.parametrize("key", ["a", "/a", "\\a", "a/", "a//b", "a/b", "%61", "a?b", "a#b"])
+def test_each_key_is_its_own_object(daemon: Daemon, bucket: Bucket, key: str) -> None:
+    """However much it looks like a path, an encoded name, or a url."""
+    answer = read(daemon, f"/{bucket.name}/{quote(key)}")
+    assert answer.body == f"body of {key}".encode()
+
+
+@pytest.mark.parametrize("key", LIKE_URLS)
+def test_keys_like_versions_are_refused(daemon: Daemon, bucket: Bucket, key: str) -> None:
+    """The object without this ending is another one, which must not be given in its place."""
+    answer = read(daemon, f"/{bucket.name}/{quote(key)}")
+    assert (answer.status, answer.code) == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize("prefix", ["a?", *LIKE_URLS])
+def test_prefixes_like_versions_are_prefixes(daemon: Daemon, bucket: Bucket, prefix: str) -> None:
+    """Its listing has the keys that begin so, and no others."""
+    query = f"list-type=2&encoding-type=url&prefix={quote(prefix, safe='')}"
+    listed = keys_in(read(daemon, f"/{bucket.name}?{query}"))
+    stored = bucket.server.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)
+    assert listed == [entry["Key"] for entry in stored["Contents"]]
