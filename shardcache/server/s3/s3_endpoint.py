@@ -45,7 +45,7 @@ _SHOWN_CHARS = 40  # number of characters of an unknown parameter that an error 
 _BROWSER_HEADERS = frozenset({"origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 
 # Parameters of the queries that the endpoint answers, in lower case.
-_OBJECT_PARAMS = frozenset({"partnumber", "versionid"})
+_OBJECT_PARAMS = frozenset({"partnumber"})
 _LISTING_PARAMS = frozenset(
     {
         "list-type",
@@ -120,7 +120,7 @@ class S3Endpoint:
             )
         selection = None
         if request.key and not self._drain.has_begun:  # else `running_request` refuses it
-            _check_object_params(request)
+            _check_params(request, _OBJECT_PARAMS)
             selection = self._objects.select_known(request, peer, common_headers)
             if selection is not None:
                 # An instant answer is not counted as running: nothing else runs before it is
@@ -232,14 +232,6 @@ def _refuse_browsers_and_daemons(headers: dict[str, str]) -> None:
         raise S3Error("AccessDenied", "the endpoint is for programs, not for web pages")
     if DAEMON_AGENT in headers.get("user-agent", ""):
         raise S3Error("InvalidRequest", f"{OWN_ENDPOINT}; {OWN_ENDPOINT_REMEDY}")
-
-
-def _check_object_params(request: S3Request) -> None:
-    """Raise S3Error for parameters that this endpoint does not support for objects."""
-    _check_params(request, _OBJECT_PARAMS)
-    # S3 gives the version id "null" to objects that were stored without versioning.
-    if request.params.get("versionId", "null") != "null":
-        raise S3Error("NotImplemented", "only the present version is served; omit versionId")
 
 
 def _check_params(request: S3Request, permitted: frozenset[str]) -> None:

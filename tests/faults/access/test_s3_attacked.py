@@ -73,3 +73,10 @@ def test_prefixes_like_versions_are_prefixes(daemon: Daemon, bucket: Bucket, pre
     listed = keys_in(read(daemon, f"/{bucket.name}?{query}"))
     stored = bucket.server.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)
     assert listed == [entry["Key"] for entry in stored["Contents"]]
+
+
+@pytest.mark.parametrize("query", ["versionId=null", "versionId=1", "versionId", "versionid=1"])
+def test_no_version_is_given_in_place_of_another(daemon: Daemon, target: str, query: str) -> None:
+    """The version `null` may be older than the present one."""
+    answer = read(daemon, f"{target}?{query}")
+    assert (answer.status, answer.code) == (501, "NotImplemented")
