@@ -120,20 +120,21 @@ class BucketAnswers:
         """
         params = request.params
         max_keys = _max_keys(request)
-        if max_keys == 0:
-            # S3 answers such a request with an empty page that is the last one.
-            return ListedPage([], [], "")
         wanted = PageRequest(
             request.bucket_url + params.get("prefix", ""),
             delimiter=params.get("delimiter", ""),
             after=after,
             token=token,
-            max_keys=max_keys,
+            max_keys=max(1, max_keys),
         )
         try:
-            return await self._objects.page(wanted, peer)
+            page = await self._objects.page(wanted, peer)
         except NotFoundError:
             raise _no_bucket(request) from None
+        if max_keys == 0:
+            # S3 answers such a request with an empty page that is the last one.
+            return ListedPage([], [], "")
+        return page
 
 
 def _no_bucket(request: S3Request) -> S3Error:

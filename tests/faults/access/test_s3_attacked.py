@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
@@ -11,7 +12,9 @@ from support.programs.daemon import Daemon
 from support.programs.s3_door import (
     DOOR,
     ask,
+    connect,
     keys_of,
+    refusal,
     signed,
 )
 from support.stores.buckets import Bucket, MotoS3, new_bucket
@@ -80,3 +83,21 @@ def test_no_version_is_given_in_place_of_another(daemon: Daemon, target: str, qu
     """The version `null` may be older than the present one."""
     answer = read(daemon, f"{target}?{query}")
     assert (answer.status, answer.code) == (501, "NotImplemented")
+
+
+def test_a_listing_of_no_keys_says_whether_there_is_a_bucket(daemon: Daemon) -> None:
+    """As S3's does."""
+    answer = read(daemon, "/nowhere-at-all?list-type=2&max-keys=0")
+    assert (answer.status, answer.code) == (404, "NoSuchBucket")
+
+
+def test_a_listing_of_no_keys_is_judged_by_the_rules(tmp_path: Path, bucket: Bucket) -> None:
+    """It is permitted where one of all keys would be."""
+    rule = ("--allow", f"{bucket.url}/a/")
+    with Daemon(tmp_path, *DOOR, *rule, env=bucket.env()) as daemon:
+        client = connect(daemon)
+        listing = {"Bucket": bucket.name, "MaxKeys": 0}
+        assert client.list_objects_v2(**listing, Prefix="a/")["KeyCount"] == 0
+        refused = refusal(client.list_objects_v2, **listing)
+        assert refused == (403, "AccessDenied")
+        client.close()
