@@ -106,7 +106,8 @@ def _code_of(exn: ShardcacheError) -> str:
 def escape_xml(text: str) -> str:
     """Return text escaped for XML, with U+FFFD in place of characters that XML cannot hold."""
     valid = "".join(char if _is_valid_in_xml(char) else "\ufffd" for char in text)
-    return escape(valid)
+    # A parser would read a carriage return as a line feed.
+    return escape(valid, {"\r": "&#13;"})
 
 
 def _is_valid_in_xml(char: str) -> bool:

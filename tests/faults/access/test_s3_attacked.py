@@ -27,7 +27,7 @@ LIKE_URLS = ("a?versionId=null", "a?versionId=1", "a#key_split=last-dot")
 def bucket(moto_server: MotoS3) -> Bucket:
     """A bucket with keys that are easily taken for others."""
     found = new_bucket(moto_server)
-    for key in ("a", "/a", "\\a", "a/", "a//b", "a/b", "%61", "a?b", "a#b", *LIKE_URLS):
+    for key in ("a", "/a", "\\a", "a/", "a//b", "a/b", "%61", "a\rb", "a?b", "a#b", *LIKE_URLS):
         found.put(key, f"body of {key}".encode())
     return found
 
@@ -101,3 +101,9 @@ def test_a_listing_of_no_keys_is_judged_by_the_rules(tmp_path: Path, bucket: Buc
         refused = refusal(client.list_objects_v2, **listing)
         assert refused == (403, "AccessDenied")
         client.close()
+
+
+def test_a_carriage_return_in_a_key_is_kept(daemon: Daemon, bucket: Bucket) -> None:
+    """Parsers of XML would take it for a line feed, which is in another key."""
+    answer = read(daemon, f"/{bucket.name}?list-type=2")
+    assert b"<Key>a&#13;b</Key>" in answer.body
