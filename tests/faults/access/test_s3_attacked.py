@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -11,10 +12,13 @@ from support.network.http_requests import Answer
 from support.programs.daemon import Daemon
 from support.programs.s3_door import (
     DOOR,
+    address_of,
     ask,
     connect,
+    connection,
     keys_of,
     refusal,
+    request_of,
     signed,
 )
 from support.stores.buckets import Bucket, MotoS3, new_bucket
@@ -53,6 +57,19 @@ def read(daemon: Daemon, target: str, **headers: str) -> Answer:
 def keys_in(answer: Answer) -> list[str]:
     """Return the keys in a listing whose keys are percent-encoded."""
     return [unquote(key) for key in re.findall("<Key>(.*?)</Key>", answer.body.decode())]
+
+
+def status_of_raw(daemon: Daemon, request: bytes) -> tuple[int, bool]:
+    """Send bytes; return the status of the first answer, and whether another answer follows."""
+    with connection(daemon) as client:
+        client.sendall(request)
+        answer = HTTPResponse(client)
+        answer.begin()
+        answer.read()
+        if answer.will_close:
+            return answer.status, False
+        client.sendall(b"\r\n")
+        return answer.status, client.recv(1) != b""
 
 
 @pytest.mark.parametrize("key", ["a", "/a", "\\a", "a/", "a//b", "a/b", "%61", "a?b", "a#b"])
@@ -107,3 +124,65 @@ def test_a_carriage_return_in_a_key_is_kept(daemon: Daemon, bucket: Bucket) -> N
     """Parsers of XML would take it for a line feed, which is in another key."""
     answer = read(daemon, f"/{bucket.name}?list-type=2")
     assert b"<Key>a&#13;b</Key>" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("expires", "code"),
+    [
+        ("0", "SignatureDoesNotMatch"),
+        ("-1", "AuthorizationQueryParametersError"),
+        ("604801", "AuthorizationQueryParametersError"),
+        ("9" * 400, "AuthorizationQueryParametersError"),
+        ("1e3", "AuthorizationQueryParametersError"),
+        ("+60", "AuthorizationQueryParametersError"),
+        ("604800", "SignatureDoesNotMatch"),
+    ],
+)
+def test_presigned_urls_end(daemon: Daemon, target: str, expires: str, code: str) -> None:
+    """One that was signed for a minute ends then, whatever its query says."""
+    presigned, headers = signed(daemon, target, keys_of(daemon), presigned_s=60)
+    moved = presigned.replace("X-Amz-Expires=60", f"X-Amz-Expires={expires}")
+    answer = ask(daemon, moved, headers)
+    assert answer.code == code
+    assert ask(daemon, presigned, headers).status == 200
+
+
+SMUGGLED = [
+    "Content-Length: 4\r\nTransfer-Encoding: chunked",
+    "Content-Length: 0\r\nContent-Length: 4",
+    "Content-Length: +4",
+    "Content-Length: 4, 4",
+    "Content-Length: 99999999999999999999999",
+    "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+    "Transfer-Encoding: identity",
+    "Transfer-Encoding : chunked",
+    "Transfer-Encoding: \x0bchunked",
+    "Host: 127.0.0.1",
+    "X-Folded: a\r\n b",
+    "X-Bare: a\nX-Line: b",
+    "X-Bare: a\rb",
+    "X-Null: a\x00b",
+    "X Space: a",
+    "No colon",
+    ": no name",
+    f"X-Huge: {'a' * 10_000}",
+    "\r\n".join(f"X-{number}: a" for number in range(1000)),
+]
+
+
+@pytest.mark.parametrize("lines", SMUGGLED)
+def test_ambiguous_requests_end_their_connection(daemon: Daemon, target: str, lines: str) -> None:
+    """Its end could be another one for a proxy, so nothing after it is read as a request."""
+    request = request_of(*signed(daemon, target, keys_of(daemon)))
+    head = request.removesuffix(b"\r\n") + lines.encode() + b"\r\n\r\n"
+    assert status_of_raw(daemon, head + request) == (400, False)
+    assert read(daemon, target).body == b"body of a"
+
+
+def test_a_refused_upload_is_not_read_as_a_request(daemon: Daemon, target: str) -> None:
+    """The body of a request that writes holds a signed request; its connection ends."""
+    request = request_of(*signed(daemon, target, keys_of(daemon)))
+    address = address_of(daemon)
+    sizes = f"Host: {address}\r\nContent-Length: {len(request)}\r\n\r\n"
+    put = f"PUT {target} HTTP/1.1\r\n{sizes}".encode()
+    assert status_of_raw(daemon, put + request) == (403, False)
