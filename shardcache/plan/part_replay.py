@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
-from shardcache.plan.reader_plan import NOW
+from shardcache.plan.part_plan import PartPlan
+from shardcache.plan.reader_plan import AFTER_ALL_PLANS, NOW
 from shardcache.plan.schedule import SameName, Schedule
 from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.units import size
@@ -128,6 +129,20 @@ class PartReplay:
         self._filling: int | None = None
         self._whole: set[int] = set()  # numbers of the whole objects
         self._schedule: Schedule[int] = Schedule(SameName())
+        self._schedule.tick(0.0)
+        self._reads = 0  # number of ranges read, which is the time of the schedule
+
+    def plan(self, reader: int) -> PartPlan[int]:
+        """Begin the plan of a reader, given its number."""
+        plan = PartPlan(lambda: self._schedule, reader)
+        plan.begin()
+        return plan
+
+    def names(self, number: int, start: int, stop: int) -> list[str]:
+        """Return the names by which a plan announces a range; arguments as for `ask`."""
+        part_bytes = self._rules.part_bytes
+        parts = range(start // part_bytes, -(-stop // part_bytes))  # `-(-a // b)` rounds up
+        return [str(number), *(f"{number}/{part}" for part in parts)]
 
     def ask(self, number: int, start: int, stop: int) -> AskedRange:
         """Have a range fetched, unless it is cached. Its parts stay until the range is read.
@@ -169,12 +184,15 @@ class PartReplay:
 
         If the range is of a whole object that was evicted, it is fetched again first.
         """
+        self._reads += 1
+        self._schedule.tick(self._reads)
         if asked.file is not None:
             self._release(asked.file, asked.parts)
         elif asked.number not in self._whole:
             part_bytes = self._rules.part_bytes
             start = asked.parts.start * part_bytes
             stop = min(asked.parts.stop * part_bytes, self._sizes[asked.number])
+            self._reads -= 1
             self.asked -= 1  # the range is asked for again, but counts once
             self.read(self.ask(asked.number, start, stop))
 
@@ -226,7 +244,9 @@ class PartReplay:
         # The object has the space of its file and parts already. They must not be evicted for the
         # missing parts.
         self._retain(file, cached)
-        is_reserved = self._reserve(self._rules.reserved_bytes(file.size_bytes) - kept_bytes)
+        # No reader needs the rest of the object now, so it takes no space of a plan.
+        wanted_bytes = self._rules.reserved_bytes(file.size_bytes) - kept_bytes
+        is_reserved = self._reserve(wanted_bytes, AFTER_ALL_PLANS)
         self._release(file, cached)
         if not is_reserved:
             return False
@@ -268,11 +288,16 @@ class PartReplay:
 
     # Space
 
-    def _reserve(self, size_bytes: int) -> bool:
-        """Evict parts and objects until there is space; return False if there cannot be."""
+    def _reserve(self, size_bytes: int, needed_at_s: float = NOW) -> bool:
+        """Evict parts and objects until there is space; return False if there cannot be.
+
+        Args:
+            size_bytes: number of bytes.
+            needed_at_s: time of need; by default, a reader waits for the bytes.
+        """
         shortfall_bytes = self.used_bytes + size_bytes - self._rules.capacity_bytes
-        # A reader waits for the bytes, and transfers take no time here.
-        victims = self._schedule.victims(shortfall_bytes, NOW, lead_s=0.0)
+        # Transfers take no time here.
+        victims = self._schedule.victims(shortfall_bytes, needed_at_s, lead_s=0.0)
         if victims is None:
             return False
         for key in victims:

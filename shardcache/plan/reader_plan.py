@@ -10,6 +10,11 @@ resumes from a checkpoint takes all its shards together, and a data loader fills
 the pace is first measured when shards are released: the released shards have been read completely,
 and the shards still in use are half read on average. After that, the plan is settled: shards are
 taken as fast as they are read.
+
+A session that reads ranges of objects has a plan of parts, which are the pieces in which ranges are
+cached. It has a position for each part of each range. It goes on for as long as the session reads,
+so it forgets the positions before its cursor. Ranges are small and are released many at a time, so
+its pace is measured over many positions. Nothing in it is fetched ahead.
 """
 
 import math
@@ -33,6 +38,11 @@ _MIN_WEIGHT = 0.3
 # Less reading time than this does not show the pace, as a loader that fills its queues reads as
 # fast as it can.
 _ENOUGH_S = 1.0
+# Number of positions over which the pace is measured in a plan of parts.
+_PARTS_PER_MEASUREMENT = 64
+# A plan of parts forgets as many positions at a time.
+_FORGOTTEN_TOGETHER = 4096
+
 # The numbers from 0 on, as int objects that all plans share. Otherwise, a plan of a million
 # positions would have a million objects of its own.
 _POSITIONS: list[int] = []
@@ -51,7 +61,9 @@ class ReaderPlan:
     Attributes:
         seconds_per_shard: usual time between taking two shards, without waits: a moving average.
         job: the session's job, whose sessions are assumed to have the same pace.
-        names: names of the shards, in reading order.
+        is_of_parts: True for a plan of parts, False for one of shards.
+        names: names of the shards, in reading order, from the position `forgotten` on.
+        forgotten: number of positions that a plan of parts has forgotten; 0 in a plan of shards.
         cursor: the latest position that was taken or is awaited.
         frontier: the first position whose shard may be missing: all shards from the cursor up to
             it are cached or being fetched.
@@ -66,7 +78,9 @@ class ReaderPlan:
     seconds_per_shard: float
     _since_s: float | None  # time of the last event; None while the session waits
     job: Hashable = None
+    is_of_parts: bool = False
     names: list[str] = field(default_factory=list, init=False)
+    forgotten: int = field(default=0, init=False)
     cursor: int = field(default=0, init=False)
     frontier: int = field(default=0, init=False)
     measurements: int = field(default=0, init=False)
@@ -81,6 +95,7 @@ class ReaderPlan:
     _waited_s: float = field(default=0.0, init=False)  # total waiting time at `_since_s`
     # True if the session took the shard at the cursor at `_since_s`, and reads the shard since.
     _reading: bool = field(default=False, init=False)
+    _mark: int = field(default=0, init=False)  # the cursor at `_since_s`, in a plan of parts
     # The time at which the session took its first shard, and its total waiting time by then.
     _begun: tuple[float, float] | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)  # number of shards taken from then on
@@ -98,17 +113,19 @@ class ReaderPlan:
         when the job continues.
         """
         pace_s = self.seconds_per_shard
+        position = self._mark if self.is_of_parts else self.cursor  # at `since_s`
+        measured = _PARTS_PER_MEASUREMENT if self.is_of_parts else 1
         if self._since_s is None:
             # The session waits: at any time, the shard at the cursor is needed now.
             since_s = now_s
             self.steady_until_s = now_s
         else:
             since_s = self._since_s
-            self.steady_until_s = since_s + pace_s
-            pace_s = max(pace_s, now_s - since_s)
+            self.steady_until_s = since_s + pace_s * measured
+            pace_s = max(pace_s, (now_s - since_s) / measured)
         self.pace_s = pace_s
-        # The session has been at the cursor since `since_s`; position 0 is `cursor` paces before.
-        self.start_s = since_s - self.cursor * pace_s
+        # The session was at `position` at `since_s`; position 0 is as many paces before.
+        self.start_s = since_s - position * pace_s
 
     def end(self) -> None:
         """End the plan, of which no further shard will be read."""
@@ -127,23 +144,44 @@ class ReaderPlan:
             next_use: position of the shard's next use so far; None if it has no use from the cursor
                 on.
         """
-        position = len(self.names)
-        if position == len(_POSITIONS):
-            _POSITIONS.append(position)
-        position = _POSITIONS[position]  # the shared int object of the same value
+        position = self.end_position
+        if not self.is_of_parts:  # the positions of a plan of parts grow without limit
+            if position == len(_POSITIONS):
+                _POSITIONS.append(position)
+            position = _POSITIONS[position]  # the shared int object of the same value
         self.names.append(name)
         self._next_positions.append(0)
         if next_use is None:
             self._last.pop(name, None)  # the cursor has passed the last position, if there was one
         else:
             last = self._last.get(name, next_use)  # without an entry, the next use is the only one
-            self._next_positions[last] = position
+            self._next_positions[last - self.forgotten] = position
             self._last[name] = position
         return position
 
+    @property
+    def end_position(self) -> int:
+        """The position after the last one."""
+        return self.forgotten + len(self.names)
+
+    def forget_passed(self) -> None:
+        """Forget the positions before the cursor, if they are many; no-op in a plan of shards.
+
+        So the memory of a plan of parts does not grow with the number of parts that were read.
+        """
+        passed = self.cursor - self.forgotten
+        if not self.is_of_parts or passed < _FORGOTTEN_TOGETHER:
+            return
+        for name in self.names[:passed]:
+            if self._last.get(name, self.cursor) < self.cursor:
+                del self._last[name]
+        del self.names[:passed]
+        del self._next_positions[:passed]
+        self.forgotten = self.cursor
+
     def next_position(self, position: int) -> int:
         """Return the next position of the shard at `position`; 0, which follows none, if none."""
-        return self._next_positions[position]
+        return self._next_positions[position - self.forgotten]
 
     def waits(self, position: int, now_s: float, waited_s: float) -> None:
         """Record that the session reads nothing until the shard at `position` arrives.
@@ -189,6 +227,24 @@ class ReaderPlan:
         is_of_this_plan = position >= 0  # a shard of a previous plan does not show this one's pace
         if is_of_this_plan and not self.settled:
             self._settle(now_s, waited_s)
+
+    def passed(self, position: int, now_s: float, waited_s: float) -> None:
+        """Record that the session has read all parts before `position`, in a plan of parts.
+
+        For the other arguments, see `waits`.
+        """
+        assert self._since_s is not None  # such a session never calls `waits`
+        count = position - self._mark
+        is_first = not self._reading
+        if not is_first:
+            if count < _PARTS_PER_MEASUREMENT:
+                return
+            took_s = now_s - self._since_s - (waited_s - self._waited_s)
+            self._learn(max(took_s / count, _MIN_S))
+        self._mark = position
+        self._since_s = now_s
+        self._waited_s = waited_s
+        self._reading = True
 
     def adopt_pace(self, seconds_per_shard: float) -> None:
         """Adopt the pace of another session of the job, in place of a guess, as a measurement."""
@@ -238,7 +294,7 @@ class ReaderPlan:
 
         The cursor moves during the iteration, and never back.
         """
-        while self.cursor < min(position, len(self.names)):
-            yield self.names[self.cursor], self.cursor
+        while self.cursor < min(position, self.end_position):
+            yield self.names[self.cursor - self.forgotten], self.cursor
             self.cursor += 1
         self.frontier = max(self.frontier, self.cursor)

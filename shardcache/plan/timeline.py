@@ -14,6 +14,7 @@ from shardcache.plan.reader_plan import NEVER, ReaderPlan
 
 # Pace of a session until it is measured, if neither its job nor other sessions have one.
 _GUESS_S = 1.0
+_GUESS_OF_PARTS_S = 0.001  # the same for a plan of parts
 _JOBS = 1_000  # number of jobs whose pace is remembered, even if their sessions have ended
 _BATCH = 64  # number of an ended plan's uses that are dropped at a time
 _NO_USES: dict[ReaderPlan, int] = {}  # default for a lookup, which saves making one each time
@@ -72,6 +73,8 @@ class Timeline(Generic[Session]):
         session: Session,
         seconds_per_shard: float | None = None,
         job: Hashable | None = None,
+        *,
+        is_of_parts: bool = False,
     ) -> ReaderPlan:
         """Begin a session's plan, in place of the previous one; `extend` adds its shards.
 
@@ -81,11 +84,16 @@ class Timeline(Generic[Session]):
                 previous plan, it is the mean pace of all sessions.
             job: the session's job. A session without a measured pace takes the one that other
                 sessions of its job have, or had before they ended.
+            is_of_parts: True for a plan of parts: see `reader_plan`.
         """
         previous = self.forget(session)
+        if previous is not None and previous.is_of_parts != is_of_parts:
+            previous = None  # the pace of parts is not that of shards
         if seconds_per_shard is None:
-            seconds_per_shard = previous.seconds_per_shard if previous else self._usual_pace_s()
-        plan = ReaderPlan(seconds_per_shard, self.now_s, job)
+            seconds_per_shard = self._usual_pace_s(is_of_parts=is_of_parts)
+            if previous is not None:
+                seconds_per_shard = previous.seconds_per_shard
+        plan = ReaderPlan(seconds_per_shard, self.now_s, job, is_of_parts)
         self._plans[session] = plan
         if previous is not None and previous.measurements:
             plan.measurements = previous.measurements  # the pace is no guess, so it stays
@@ -94,14 +102,18 @@ class Timeline(Generic[Session]):
         plan.tick(self.now_s)
         return plan
 
-    def _usual_pace_s(self) -> float:
-        """Return the mean pace of all sessions; if paces have been measured, only of those."""
-        plans = self._plans.values()
+    def _usual_pace_s(self, *, is_of_parts: bool) -> float:
+        """Return the mean pace of all sessions; if paces have been measured, only of those.
+
+        Args:
+            is_of_parts: whether it is the pace of parts, or that of shards.
+        """
+        plans = [plan for plan in self._plans.values() if plan.is_of_parts == is_of_parts]
         paces_s = [plan.seconds_per_shard for plan in plans if plan.measurements]
         if not paces_s:
             paces_s = [plan.seconds_per_shard for plan in plans]
         if not paces_s:
-            return _GUESS_S
+            return _GUESS_OF_PARTS_S if is_of_parts else _GUESS_S
         return sum(paces_s) / len(paces_s)
 
     def _remember_pace(self, plan: ReaderPlan) -> None:
@@ -145,16 +157,16 @@ class Timeline(Generic[Session]):
         # No session moves the cursor of an ended plan. It marks the uses that were dropped.
         for name, _ in plan.move(plan.cursor + _BATCH):
             self._drop(name, plan)
-        if plan.cursor == len(plan.names):
+        if plan.cursor == plan.end_position:
             self._ended.pop()
 
     # In the following methods, `waited_s` is the session's total waiting time so far, which does
     # not count as reading. They do nothing for a session without a plan, such as one that reads
-    # ranges: its order of reading is not known.
+    # ranges of files, whose order is not known. The first three are for plans of shards.
 
     def waits(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session has nothing to read until it gets the shard at `position`."""
-        plan = self._plans.get(session)
+        plan = self._plan_of_shards(session)
         if plan is None:
             return
         plan.waits(position, self.now_s, waited_s)
@@ -165,7 +177,7 @@ class Timeline(Generic[Session]):
 
         The session may keep shards that it took before.
         """
-        plan = self._plans.get(session)
+        plan = self._plan_of_shards(session)
         if plan is None:
             return
         plan.reads(position, self.now_s, waited_s)
@@ -173,11 +185,19 @@ class Timeline(Generic[Session]):
 
     def done(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session releases the shard at `position`."""
-        plan = self._plans.get(session)
+        plan = self._plan_of_shards(session)
         if plan is None:
             return
         plan.done(position, self.now_s, waited_s)
         self._move(plan, position + 1)
+
+    def passed(self, session: Session, position: int, waited_s: float = 0.0) -> None:
+        """Record that a session has read all parts before `position`, in a plan of parts."""
+        plan = self._plans.get(session)
+        if plan is None or not plan.is_of_parts:
+            return
+        plan.passed(position, self.now_s, waited_s)
+        self._move(plan, position)
 
     def _move(self, plan: ReaderPlan, position: int) -> list[str]:
         """Advance a plan's cursor to `position`; return the names of the shards passed."""
@@ -190,6 +210,7 @@ class Timeline(Generic[Session]):
                 self._uses[name][plan] = next_position
             else:
                 self._drop(name, plan)
+        plan.forget_passed()
         return [name for name, _ in passed]
 
     def _drop(self, name: str, plan: ReaderPlan) -> None:
@@ -229,7 +250,8 @@ class Timeline(Generic[Session]):
     def next_missing(self, needs_no_fetch: Callable[[str], bool]) -> MissingShard[Session] | None:
         """Return the missing shard that is needed soonest, and so has to be fetched next.
 
-        None if no shard has to be fetched.
+        None if no shard has to be fetched. Parts are not looked for: readers request their ranges
+        themselves, ahead of need.
 
         Args:
             needs_no_fetch: returns, for a shard's name, True if the shard must not be fetched now:
@@ -241,7 +263,7 @@ class Timeline(Generic[Session]):
             # A plan's first missing shard is at the frontier or after it. So a plan whose frontier
             # is needed later than the best shard so far is ruled out without asking
             # `needs_no_fetch`, which saves most of the time.
-            if plan.start_s + plan.pace_s * plan.frontier >= soonest_s:
+            if plan.is_of_parts or plan.start_s + plan.pace_s * plan.frontier >= soonest_s:
                 continue
             need_s = self._advance_frontier(plan, needs_no_fetch)
             if need_s is not None and need_s < soonest_s:
@@ -259,11 +281,11 @@ class Timeline(Generic[Session]):
         """Yield time, position and name of a session's shards from its cursor on, in order.
 
         Args:
-            session: the session; one without a plan has no shards.
+            session: the session; one without a plan of shards has none.
             until_s: time up to which shards are yielded.
             limit: maximum number of shards.
         """
-        plan = self._plans.get(session)
+        plan = self._plan_of_shards(session)
         if plan is None:
             return
         end = min(plan.cursor + limit, len(plan.names))
@@ -287,7 +309,7 @@ class Timeline(Generic[Session]):
             coming: names of the shards that are being fetched. They count as not cached, although
                 `needs_no_fetch` returns True for them.
         """
-        plan = self._plans.get(session)
+        plan = self._plan_of_shards(session)
         if plan is None:
             return NEVER
         need_s = NEVER
@@ -305,10 +327,15 @@ class Timeline(Generic[Session]):
 
         0 if its pace has not been measured.
         """
-        plan = self._plans.get(session)
+        plan = self._plan_of_shards(session)
         if plan is None or not plan.measurements:
             return 0.0
         return 1 / plan.pace_s
+
+    def _plan_of_shards(self, session: Session) -> ReaderPlan | None:
+        """Return a session's plan; None if it has no plan, or one of parts."""
+        plan = self._plans.get(session)
+        return None if plan is None or plan.is_of_parts else plan
 
     @staticmethod
     def _advance_frontier(

@@ -71,6 +71,7 @@ class ReaderSession:
         self._has_planned = False
         self._epoch: int | None = None  # epoch of the latest plan, if the client has named it
         self._plan_lock = asyncio.Lock()
+        self._range_plan_lock = asyncio.Lock()
         self._resolve_lock = asyncio.Lock()
         # Holds the lock of a list of shards while this reader is to send the list, so that no other
         # reader of the same user sends it, too.
@@ -182,6 +183,10 @@ class ReaderSession:
             is_plan = message.get("type") in ("shards", "plan", "extend")
             if is_plan:
                 return await self._answer(message, request_id)
+        if message.get("type") == "plan_ranges":
+            async with self._range_plan_lock:  # each of these takes several turns
+                await self._plan_ranges(message)
+            return None
         # Other requests do not wait for each other, and a later plan does not wait for them.
         return await self._answer(message, request_id)
 
@@ -283,6 +288,13 @@ class ReaderSession:
         await self._check_order(message["order"], self._reader.listing)
         await self._reader.extend(message["order"])
         return {"type": "ok"}
+
+    async def _plan_ranges(self, message: Json) -> None:
+        """Take note of the ranges that the reader reads next."""
+        ranges = protocol.announced_ranges(message["ranges"])
+        if message.get("begins", False):
+            self._reader.announced.begin()
+        await self._reader.announced.add(ranges)
 
     async def _check_order(self, order: Sequence[object], listing: Listing) -> None:
         """Raise ProtocolError unless an order consists of indices of a listing's shards."""
@@ -403,6 +415,7 @@ class ReaderSession:
 
         It also reports, once, damage that was found in other shards which this reader has leased.
         """
+        lease.range_number = request.get("number", lease.range_number)
         answer = grant_of(lease, request, self._cache.layout)
         damaged = [damage.to_json() for damage in self._reader.take_damage()]
         if damaged:

@@ -128,6 +128,7 @@ async def _send_welcome(socket: web.WebSocketResponse, protocol_version: int, ca
         "version": __version__,
         "cache_dir": str(cache.layout.root),
         "bundles": True,
+        "range_plans": True,
     }
     with suppress(ConnectionError):
         await socket.send_str(protocol.written(welcome).decode())

@@ -96,6 +96,13 @@ cached anyway. With `ahead_to`, a `needed` lease also covers the cached bytes th
 up to the offset `ahead_to`: `ready_bytes` is then the end of the bytes that may be read. The grant
 does not wait for these bytes.
 
+If `welcome` has `range_plans`, `plan_ranges` may announce ranges that are leased later, in order:
+none of them is fetched, but the parts that are needed soonest stay cached. `ranges` has four
+numbers for each: its `number`, and `position`, `start` and `beyond` of its lease. The numbers must
+not decrease; ranges that belong together, such as pieces of one sample, have the same. The `lease`
+on the last of these has this `number`, too, and its release ends all ranges up to it. A message
+goes on with the announced order, or `begins` another one.
+
 Readers of many small ranges would spend most of their time on messages. If `hello` and `welcome`
 have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order, and
 a `lease` that is `needed` implies its `need`.
@@ -122,6 +129,7 @@ next daemon.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from inspect import formatannotation
+from itertools import pairwise
 from types import MappingProxyType
 from typing import (
     Annotated,
@@ -185,6 +193,31 @@ def check_indices(values: Sequence[object], count: int) -> None:
     """Raise ProtocolError unless all values are indices into a list of length `count`."""
     if not all(type(value) is int and 0 <= value < count for value in values):
         raise ProtocolError(f"a plan's indices must lie between 0 and {count - 1}")
+
+
+class AnnouncedRange(NamedTuple):
+    """A range that a reader will read, from the byte `start` to the byte `beyond`.
+
+    Attributes:
+        number: number of the range in the reader's order.
+        position: position of the object in the plan.
+    """
+
+    number: int
+    position: int
+    start: int
+    beyond: int
+
+
+def announced_ranges(numbers: Sequence[object]) -> list[AnnouncedRange]:
+    """Return the ranges in a message of type `plan_ranges`. Raises ProtocolError."""
+    if len(numbers) % len(AnnouncedRange._fields) or not all(map(_is_count, numbers)):
+        raise ProtocolError("'ranges' are four numbers for each range")
+    values = iter(cast("Sequence[int]", numbers))
+    ranges = list(map(AnnouncedRange._make, zip(values, values, values, values, strict=True)))
+    if any(later.number < earlier.number for earlier, later in pairwise(ranges)):
+        raise ProtocolError("the numbers of announced ranges must not decrease")
+    return ranges
 
 
 class _Granted(TypedDict):
@@ -426,9 +459,11 @@ REQUESTS = {
             "latest": bool,
             "named": bool,
             "needed": bool,
+            "number": int,
         },
         answers=_GRANTS,
     ),
+    "plan_ranges": MessageKind({"ranges": list}, {"begins": bool}),
     "need": MessageKind({"of": int}),
     "more": MessageKind({"id": int, "lease": int, "beyond": int}, answers=_GRANTS),
     "explain": MessageKind({"id": int, "of": int}, answers=("waiting",)),
@@ -442,7 +477,10 @@ there may be millions of them.
 """
 
 ANSWERS = {
-    "welcome": MessageKind({"protocol": int}, {"version": str, "cache_dir": str, "bundles": bool}),
+    "welcome": MessageKind(
+        {"protocol": int},
+        {"version": str, "cache_dir": str, "bundles": bool, "range_plans": bool},
+    ),
     "manifest": MessageKind({"id": int, "packed": bytes}, {"remembered": int}),
     "ok": MessageKind({"id": int}),
     "unknown": MessageKind({"id": int}),

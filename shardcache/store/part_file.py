@@ -74,7 +74,7 @@ class PartFile:
 
     def key_of(self, part: int) -> str:
         """Return the key by which a part is leased and evicted, unlike any key of a shard."""
-        return f"{self.partial.key}/{part}"
+        return part_key(self.partial.key, part)
 
     @property
     def kept_parts(self) -> list[int]:
@@ -126,6 +126,11 @@ class GrantedFiles:
     def inodes(self, key: str) -> frozenset[int]:
         """Return the inode numbers of these files, for the object with a key."""
         return frozenset(file.partial.inode for file in self._by_key.get(key, ()))
+
+
+def part_key(object_key: str, part: int) -> str:
+    """Return the key of a part in the schedule, given the key of its object."""
+    return f"{object_key}/{part}"
 
 
 def split_part_key(key: str) -> tuple[str, int] | None:

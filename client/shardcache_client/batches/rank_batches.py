@@ -147,7 +147,14 @@ class RankBatches(RankWork):
             manifest = reading.form.manifest
             shards_after = partial(first_shards, self._deal, epoch + 1, self._topology, manifest)
         plans = EpochPlans(session, reading.form, epoch, shards_after, check, is_shared=is_shared)
-        return reader_of(session, plans, self._order, reading.sessions, check)
+        return reader_of(session, plans, self._order, reading.sessions, check, self._next_order)
+
+    def _next_order(self) -> RankEpoch | None:
+        """Return the rank's order of the next epoch; None if there is none."""
+        epoch = self.progress.epoch + 1
+        if not self._reading.has_epoch_after(self.progress.epoch):
+            return None
+        return RankEpoch(self._deal.share(epoch, self._topology), self._reading.form.manifest)
 
     def place_of_sample(self, sample: int) -> int:
         """Return the place of a sample, given its number from where the epoch is resumed."""

@@ -179,7 +179,14 @@ class RankChunks(RankWork):
         shards_after = self._shards_of_next_epoch()
         plans = EpochPlans(session, form, self._epoch, shards_after, check, is_shared=is_shared)
         if self._counted_order is not None:
-            return reader_of(session, plans, self._counted_order, self._reading.sessions, check)
+            return reader_of(
+                session,
+                plans,
+                self._counted_order,
+                self._reading.sessions,
+                check,
+                self._next_counted_order,
+            )
         return UncountedReader(
             plans,
             self._uncounted_order,
@@ -188,6 +195,15 @@ class RankChunks(RankWork):
             begun_steps,
             ends_at_errors=self._reading.on_error is reraise,
         )
+
+    def _next_counted_order(self) -> RankEpoch | None:
+        """Return the order of the next epoch of counted samples; None if there is none."""
+        if not self._reading.has_epoch_after(self._epoch):
+            return None
+        deal = self._reading.deal
+        assert isinstance(deal, SpanDeal)
+        share = deal.share(self._epoch + 1, self._reader)
+        return RankEpoch(share, self._reading.form.manifest)
 
     def _shards_of_next_epoch(self) -> Callable[[], Iterator[int]]:
         """Return a function that yields the numbers of the next epoch's first shards.

@@ -75,6 +75,7 @@ class DaemonConnection:
 
     Attributes:
         socket: path of the daemon's socket.
+        takes_range_plans: True if the daemon takes messages of type `plan_ranges`.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class DaemonConnection:
         self.socket = socket
         self._last_id = 0  # id of the last request
         self._takes_bundles = False  # True if several messages may be sent as one
+        self.takes_range_plans = False
         self._kinds: dict[int, str] = {}  # kinds of the open requests, by id
         self._answers: dict[int, Json] = {}  # answers that nobody has taken yet, by id
         with self._translating_errors():
@@ -145,6 +147,7 @@ class DaemonConnection:
                 url=str(self.socket),
             )
         self._takes_bundles = welcome.get("bundles", False)
+        self.takes_range_plans = welcome.get("range_plans", False)
         chosen = self._checked("hello", welcome)["protocol"]
         # The daemon has chosen a version that both sides speak. A daemon that is too old to choose
         # reports the only version it speaks, which `agree` may reject.
@@ -358,6 +361,18 @@ def _check_answer(message: Json) -> None:
         kind.check(message)
     # A message of an unknown type, from a newer release, may have the `id` of a request as well.
     protocol.UNKNOWN_KIND.check(message)
+
+
+def log_damage(answer: Json) -> None:
+    """Warn of damage that the daemon has found in shards which this process reads."""
+    for error in answer.get("damaged", ()):
+        damage = exceptions.from_json(error)
+        log.warning(
+            "%s: %s; samples that this process read from it may be wrong; the next reader gets a "
+            "fresh copy",
+            damage.url,
+            damage.message,
+        )
 
 
 def hanging_daemon(socket: str | Path, sign: str) -> exceptions.NoDaemonError:

@@ -24,6 +24,8 @@ class LeaseRequest:
         position: position of the shard in the plan.
         partial: True if the beginning may be granted before the whole shard has arrived.
         unpublished: True if the checked files may be granted before they have their final paths.
+        range_number: number of the range in the order that the reader has announced; None for a
+            range outside of it, and for a whole shard.
         span: in a plan of ranges, start and end of the bytes that are wanted.
         ahead_to: offset up to which the reader also takes cached bytes after `span`; 0 for none.
         needed: True once the daemon is told that the reader has reached the shard: the reader waits
@@ -49,11 +51,16 @@ class LeaseRequest:
     latest: bool = False
     named: bool = False
     unmatched: int = 0
+    range_number: int | None = None
 
     @property
     def is_granted_whole(self) -> bool:
         """True if the whole shard is granted."""
         return self.grant is not None and self.grant["type"] != "arriving"
+
+    def release_message(self) -> Json:
+        """Return the message that releases the shard."""
+        return {"type": "release", "lease": self.number}
 
     def options(self) -> Json:
         """Return the optional fields of the message that requests the shard."""
@@ -64,6 +71,8 @@ class LeaseRequest:
             start, stop = self.span
             options["start"] = start
             options["beyond"] = stop - 1  # in messages, the offset of the last byte
+        if self.range_number is not None:
+            options["number"] = self.range_number
         if self.ahead_to:
             options["ahead_to"] = self.ahead_to
         if self.latest:

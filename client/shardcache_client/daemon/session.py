@@ -5,7 +5,6 @@ is the reader's claim on the shard at a position. The daemon grants a lease by n
 file, and keeps that file until the lease is released. `resolve` at the end is for one-off calls.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -16,15 +15,13 @@ from shardcache.shared import exceptions
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import served_lately
 from shardcache_client.daemon.choice import DaemonChoice
-from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, log_damage
 from shardcache_client.daemon.declaration import Declaration
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.link import CACHE_ERRORS, Ask, DaemonLink
 from shardcache_client.daemon.patience import Deadline, Patience, WaitReason
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
-
-log = logging.getLogger("shardcache")
 
 # How long to wait for a daemon that was at the socket a moment ago. A restarting daemon is back
 # within seconds; the wait is limited because a daemon that is gone for good leaves the same traces.
@@ -47,6 +44,7 @@ class Session(DaemonLink):
         reader: identity under which the daemon lists the session.
         on_wait: called about once a second while waiting for a shard; None for no call.
         waited_s: time spent waiting for daemon and shards since the pool last lent the session.
+        has_range_plan: True once the present daemon knows, by `plan_ranges`, the order of ranges.
     """
 
     def __init__(
@@ -65,6 +63,7 @@ class Session(DaemonLink):
         super().__init__(choice, reader, patience)
         self.on_wait: Callable[[], None] | None = None
         self.waited_s = 0.0
+        self.has_range_plan = False
         self._partial_reads = partial_reads
         self._plan: Plan | None = None
         self._leases: list[LeaseRequest] = []
@@ -211,6 +210,7 @@ class Session(DaemonLink):
         *,
         needed: bool,
         ahead_to: int = 0,
+        numbers: Sequence[int | None] = (),
     ) -> list[LeaseRequest]:
         """Request ranges of objects of a plan of ranges, without waiting for them.
 
@@ -221,14 +221,32 @@ class Session(DaemonLink):
                 one range that a reader needs, but only for one.
             ahead_to: with `needed`, offset up to which the reader also takes cached bytes after
                 the first range; 0 for none.
+            numbers: number of each range among those announced; empty if none is.
         """
         self._choose_daemon([position for position, _ in ranges])
         leases = [LeaseRequest(position, partial=True, span=span) for position, span in ranges]
+        for lease, number in zip(leases, numbers, strict=False):
+            lease.range_number = number
         leases[0].needed = needed
         leases[0].ahead_to = ahead_to
         self._leases += leases
         self._tell_if_connected(lambda connection: self._request(connection, leases))
         return leases
+
+    def plan_ranges(self, ranges: Sequence[int], *, begins: bool) -> None:
+        """Announce ranges in reading order, if the daemon is connected and takes this advice.
+
+        Args:
+            ranges: four numbers for each range; see `plan_ranges` in the protocol.
+            begins: True if the ranges do not continue earlier ones.
+        """
+
+        def tell(connection: DaemonConnection) -> None:
+            if connection.takes_range_plans:
+                connection.tell("plan_ranges", ranges=ranges, begins=begins)
+                self.has_range_plan = True
+
+        self._tell_if_connected(tell)
 
     def _choose_daemon(self, positions: Sequence[int]) -> None:
         """Change to the private daemon if this process cannot read the node's files, or back."""
@@ -333,7 +351,7 @@ class Session(DaemonLink):
                 # A pending lease cannot be cancelled; a new connection requests the others again.
                 self._disconnect()
             raise
-        _log_damage(answer)
+        log_damage(answer)
         return cast(Grant, answer)
 
     def _poll(
@@ -429,6 +447,7 @@ class Session(DaemonLink):
             first_position = min(positions, default=0)
             furthest = max(positions, default=0)
         self._declaration = Declaration(plan, first_position)
+        self.has_range_plan = False
 
         def call(kind: str, **fields: Any) -> Json:
             return self._call(connection, kind, deadline, **fields)
@@ -439,7 +458,7 @@ class Session(DaemonLink):
 
     def _request(self, connection: DaemonConnection, leases: Sequence[LeaseRequest]) -> None:
         """Send requests for leases, after the releases that were put off."""
-        messages: list[Json] = [_release_of(lease) for lease in self._to_release]
+        messages: list[Json] = [lease.release_message() for lease in self._to_release]
         self._to_release.clear()
         for lease in leases:
             assert self._declaration is not None
@@ -458,23 +477,6 @@ class Session(DaemonLink):
 
 def _only_connect(connection: DaemonConnection) -> None:
     """Make no request, where only a prepared connection is wanted."""
-
-
-def _release_of(lease: LeaseRequest) -> Json:
-    """Return the message that releases a lease."""
-    return {"type": "release", "lease": lease.number}
-
-
-def _log_damage(answer: Json) -> None:
-    """Warn of damage that the daemon has found in shards which this process reads."""
-    for error in answer.get("damaged", ()):
-        damage = exceptions.from_json(error)
-        log.warning(
-            "%s: %s; samples that this process read from it may be wrong; the next reader gets a "
-            "fresh copy",
-            damage.url,
-            damage.message,
-        )
 
 
 def resolve(

@@ -30,8 +30,8 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.shared.exceptions import CorruptShardError, OutdatedError
 from shardcache.shared.protocol import ShardRef
-from shardcache.store.keys import shard_key
-from shardcache.store.part_file import JOURNAL_BYTES, PartFile, Span
+from shardcache.store.keys import is_key, shard_key
+from shardcache.store.part_file import JOURNAL_BYTES, PartFile, Span, part_key
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
@@ -40,6 +40,9 @@ from shardcache.telemetry.metrics import Counters
 log = structlog.get_logger()
 
 _Early = TypeVar("_Early", Arrival, PartFile)
+
+# Maximum number of parts of a range that are planned: a client may announce any range.
+_MAX_RANGE_PARTS = 4096
 
 # Number of urls looked up in the catalogue at a time. Larger batches would block the event loop.
 _RECALLED_AT_ONCE = 1_000
@@ -177,6 +180,26 @@ class Leasing:
         end_part = -(-end // part_bytes)  # rounded up
         parts = max(0, end_part - first_part)
         return JOURNAL_BYTES + parts * part_bytes
+
+    def range_keys(self, ref: ShardRef, span: Span) -> list[str]:
+        """Return the keys of an object, and of those of its parts that have a range.
+
+        These are the keys in the schedule. Empty if the object's version is not known yet, or the
+        range has no part.
+        """
+        key = self._planner.key(name_of(ref))
+        if not is_key(key):
+            return []
+        start, end = span
+        if ref.size_bytes:
+            end = min(end, ref.size_bytes)
+        file = self._store.parts.get(key)
+        part_bytes = self._range_part_bytes if file is None else file.partial.part_bytes
+        first_part = start // part_bytes
+        end_part = min(-(-end // part_bytes), first_part + _MAX_RANGE_PARTS)  # rounded up
+        if first_part >= end_part:
+            return []
+        return [key, *(part_key(key, part) for part in range(first_part, end_part))]
 
     def at_hand(self, name: str, span: Span, version: str | None = None) -> Shard | PartFile | None:
         """Return a cached file that has a range of an object, or None.

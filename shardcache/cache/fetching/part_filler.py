@@ -27,6 +27,7 @@ from shardcache.fetch.limits.slot_claims import AskPriority
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
+from shardcache.plan.reader_plan import AFTER_ALL_PLANS, NOW
 from shardcache.shared.exceptions import CacheError, ShardChangedError
 from shardcache.store.part_file import JOURNAL_BYTES, PartFile
 from shardcache.store.store import Store
@@ -425,12 +426,14 @@ class _FillRun:
 
     async def _try_reserve(self, parts: Sequence[int]) -> bool:
         """Reserve space for parts, if that takes no waiting; return whether it was reserved."""
-        return await self._residency.reserve_at_once(self._claim, self._size_of(parts))
+        return await self._residency.reserve_at_once(self._claim, self._size_of(parts), NOW)
 
     async def _try_reserve_ahead(self, parts: Sequence[int]) -> bool:
         """Reserve space, as `_try_reserve` does, for parts that no reader has asked for yet."""
         size_bytes = self._size_of(parts)
-        return await self._residency.reserve_at_once(self._claim, size_bytes, is_speculative=True)
+        if size_bytes > self._residency.ahead.limit_bytes:
+            return False
+        return await self._residency.reserve_at_once(self._claim, size_bytes, AFTER_ALL_PLANS)
 
     async def _fetch(self, parts: range) -> None:
         """Fetch parts in one request. Retain each part that arrives for the waits that need it."""

@@ -13,7 +13,7 @@ from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, longest_wait
-from shardcache.plan.reader_plan import NOW
+from shardcache.plan.reader_plan import AFTER_ALL_PLANS, NOW
 from shardcache.store.space import footprint_bytes
 
 # Minimum interval between attempts to reserve the space of a whole object. Readers of ranges cause
@@ -112,7 +112,8 @@ class WholeSpace:
         """Reserve the space of all missing parts if that takes no waiting; return False if it does.
 
         This is for an object that nobody needs as a whole. Waiting for its space could deadlock
-        with other objects of which some parts are cached, and which wait as well.
+        with other objects of which some parts are cached, and which wait as well. Nor is anything
+        evicted for it that a plan needs.
 
         No-op, which returns False, if the last attempt was a moment ago.
         """
@@ -122,7 +123,10 @@ class WholeSpace:
         self._next_at_once_s = now_s + _TRY_AGAIN_S
         with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
-            if not await self._residency.reserve_at_once(self._claim, wanted_bytes):
+            is_reserved = await self._residency.reserve_at_once(
+                self._claim, wanted_bytes, AFTER_ALL_PLANS
+            )
+            if not is_reserved:
                 return False
         self._next_at_once_s = 0.0
         return True

@@ -13,10 +13,11 @@ from contextvars import copy_context
 
 from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.listings.shard_listing import Listing, name_of
+from shardcache.cache.readers.announced_ranges import AnnouncedRanges
 from shardcache.cache.readers.held_ranges import HeldRange, HeldRanges
 from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.lease_table import LeaseTable
-from shardcache.cache.readers.leases import Lease, LeaseState, has_more_samples
+from shardcache.cache.readers.leases import Lease, LeaseState, outlasts_batches
 from shardcache.cache.readers.plan_memory import PlanMemory
 from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.readers.wait_clock import WaitClock
@@ -35,9 +36,6 @@ LISTING = "listing the shards"
 
 _OF_A_PREVIOUS_PLAN = -1  # `Lease.position` once the reader has declared another plan
 
-# A loader that waits for one worker requests at most a few more batches of each other worker. The
-# daemon does not know torch's `prefetch_factor`, 2 by default, and assumes fewer batches than this.
-_MAX_BATCHES_AHEAD = 4
 _IDLE_S = 3.0  # a worker that was granted nothing and released nothing for this long is idle
 
 
@@ -55,6 +53,7 @@ class Reader:
         context: the context variables of the session, for tasks that work for the reader.
         listing: the shards that the plan names; None without a plan.
         order: for each position of the plan, the number of the shard in `listing`.
+        announced: the ranges that the reader has announced.
         unresolved: the patterns of urls that are being resolved for the reader.
     """
 
@@ -86,6 +85,7 @@ class Reader:
         self._disconnected = disconnected
         self._leases = LeaseTable()
         self._ranges = HeldRanges(services.residency, services.leasing, services.counters, job.key)
+        self.announced = AnnouncedRanges(services, plan_memory, self)
         self._progressed_s = time.monotonic()  # when it was last granted, or released, a shard
 
     # The plan
@@ -102,7 +102,7 @@ class Reader:
         for lease in self._leases:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += epoch_reads
-        if listing.is_for_ranges:  # the planner gets no plan of ranges, as it fetches none ahead
+        if listing.is_for_ranges:  # the reader may announce the order of its ranges later
             self._planner.schedule.forget(self)
         else:
             self._planner.schedule.declare(self, job=self.job.key)
@@ -113,6 +113,7 @@ class Reader:
 
     def _end_plan(self) -> None:
         """Drop the plan, if there is one, and the memory counted for it."""
+        self.announced.end()
         if self.listing is not None:
             self._plan_memory.end(self.listing, len(self.order))
         self.listing = None
@@ -355,6 +356,8 @@ class Reader:
         lease = self._drop(number)
         if lease is None:
             return
+        if lease.range_number is not None:  # before its parts are queued by their next uses
+            self.announced.passed(lease.range_number, self.clock.waited_s)
         if isinstance(lease.granted, HeldRange):
             self._ranges.release(lease.granted, read=read)
             return
@@ -496,5 +499,4 @@ class Reader:
         is_idle = not self.clock.runs and time.monotonic() - self._progressed_s > _IDLE_S
         if not is_idle:
             return False
-        few_samples = batch_size * _MAX_BATCHES_AHEAD
-        return all(has_more_samples(shard, few_samples) for shard in self.retained())
+        return all(outlasts_batches(shard, batch_size) for shard in self.retained())

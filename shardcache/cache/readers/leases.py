@@ -17,6 +17,10 @@ from shardcache.cache.waiting.waits import Wait
 from shardcache.shared.exceptions import CorruptShardError
 from shardcache.store.shard import Facts, Shard, UnpublishedFiles
 
+# A loader that waits for one worker requests at most a few more batches of each other worker. The
+# daemon does not know torch's `prefetch_factor`, 2 by default, and assumes fewer batches than this.
+_MAX_BATCHES_AHEAD = 4
+
 
 class LeaseState(enum.Enum):
     """State of a lease.
@@ -43,6 +47,8 @@ class Lease:
         wait: the wait that ends when the lease is granted.
         state: the present state.
         granted: the shard, early access to it, or a range of it; None until the lease is granted.
+        range_number: number of the range in the order that the reader has announced; None for a
+            lease on a whole shard, and for a range that was not announced.
         files: the checked files of the whole shard, if they were granted before its publication.
         is_damage_noted: True once damage of the shard is among the reports to the reader.
         task: the task that waits for the shard, which is the task that creates the lease. It is
@@ -55,6 +61,7 @@ class Lease:
     wait: Wait
     state: LeaseState = LeaseState.REQUESTED
     granted: Shard | Arrival | HeldRange | None = None
+    range_number: int | None = None
     files: UnpublishedFiles | None = None
     is_damage_noted: bool = False
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
@@ -107,9 +114,13 @@ class Lease:
         return None
 
 
-def has_more_samples(shard: Shard, count: int) -> bool:
-    """Return whether a shard is known to have more than `count` samples.
+def outlasts_batches(shard: Shard, batch_size: int) -> bool:
+    """Return whether a shard has more samples than a loader requests of a worker ahead.
 
     False if the number of the shard's samples is not known.
+
+    Args:
+        batch_size: number of samples in a batch of the loader.
     """
-    return shard.facts is not None and (shard.facts.samples or 0) > count
+    few_samples = batch_size * _MAX_BATCHES_AHEAD
+    return shard.facts is not None and (shard.facts.samples or 0) > few_samples

@@ -1,8 +1,9 @@
 """Limit of the memory that the plans of all readers take.
 
 A plan is a list of shards (`Listing`), which plans can share, and an order: for each position, the
-number of a shard in the list. `Reader` counts its plan here as it declares, extends and drops the
-plan.
+number of a shard in the list. A reader of ranges may also announce the ranges that it reads next,
+each of which counts as `RANGE_POSITIONS` positions. `Reader` counts its plan here as it declares,
+extends and drops the plan.
 """
 
 from collections import Counter
@@ -12,6 +13,9 @@ from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.units import size
 
 _POSITION_BYTES = 64  # memory taken by each position of a plan
+
+RANGE_POSITIONS = 10
+"""Number of positions that take as much memory as an announced range: its parts have names."""
 
 
 class PlanMemory:

@@ -252,27 +252,22 @@ class Residency:
         self,
         claim: KeyClaim,
         size_bytes: int,
-        *,
-        is_speculative: bool = False,
+        needed_at_s: float,
     ) -> bool:
         """Grow a claim's reservation if that takes no waiting, and no claim is before it in line.
 
         Returns whether it has grown. For the line, see `PartResidency.in_line`.
 
         Args:
-            is_speculative: True if no reader has requested the bytes yet. Then only unplanned
-                shards are evicted for them, and at most `_ahead_bytes` are reserved at a time.
+            needed_at_s: time of need. It is `AFTER_ALL_PLANS` if no reader has requested the bytes
+                yet: then only unplanned shards and parts are evicted for them.
         """
         if not self.parts.may_take_space(claim):
             return False
-        if not is_speculative:
-            return await self.try_reserve(claim, size_bytes, NOW)
-        if size_bytes > self._ahead_bytes():
-            return False
-        return await self.try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
+        return await self.try_reserve(claim, size_bytes, needed_at_s)
 
     def _ahead_bytes(self) -> int:
-        """Return the size of `ahead`, which is also the limit of a speculative reservation."""
+        """Return the size of `ahead`."""
         return self._store.space.effective_bytes() // AHEAD_DIVISOR
 
     def check_range(self, size_bytes: int, url: str) -> None:

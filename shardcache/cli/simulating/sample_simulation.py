@@ -145,6 +145,8 @@ class _SampleReader:
         idle_steps: number of steps to wait before the first sample.
         budget: the budget that all readers of the node share.
         max_asked: maximum number of samples that are asked for and not read yet.
+        max_planned: maximum number of samples that are announced and not asked for yet.
+        number: number of the reader in the cache's plans.
     """
 
     def __init__(
@@ -154,10 +156,16 @@ class _SampleReader:
         idle_steps: int,
         budget: _AheadBudget,
         max_asked: int,
+        max_planned: int,
+        number: int,
     ) -> None:
         self._cache = cache
         self._ranges = ranges
-        self._next_range = next(ranges, None)
+        self._max_planned = max_planned
+        self._plan = cache.plan(number)
+        self._planned: deque[_SampleRange] = deque()
+        self._planned_count = 0  # number of samples announced so far
+        self._read_count = 0  # number of samples read so far
         self._idle_steps = idle_steps
         self._budget = budget
         self._max_asked = max_asked
@@ -173,18 +181,30 @@ class _SampleReader:
             return False
         asked = self._asked.popleft()
         self._budget.taken_bytes -= asked.kept_bytes
+        self._plan.passed(self._read_count)
+        self._read_count += 1
         self._cache.read(asked)
         return True
 
+    def _plan_ahead(self) -> None:
+        """Announce the samples that are asked for next."""
+        while len(self._planned) < self._max_planned:
+            sample_range = next(self._ranges, None)
+            if sample_range is None:
+                return
+            self._plan.add(self._planned_count, self._cache.names(*sample_range))
+            self._planned_count += 1
+            self._planned.append(sample_range)
+
     def _ask_ahead(self) -> None:
         """Ask for the next samples within the budget, but always for one at least."""
-        while self._next_range is not None and len(self._asked) < self._max_asked:
+        self._plan_ahead()
+        while self._planned and len(self._asked) < self._max_asked:
             if self._asked and self._budget.taken_bytes >= self._budget.limit_bytes:
                 return
-            asked = self._cache.ask(*self._next_range)
+            asked = self._cache.ask(*self._planned.popleft())
             self._asked.append(asked)
             self._budget.taken_bytes += asked.kept_bytes
-            self._next_range = next(self._ranges, None)
 
 
 class SampleSimulation:
@@ -229,14 +249,14 @@ class SampleSimulation:
         Raises CapacityError.
         """
         from shardcache_client.reading.epochs.scattered_reader import RUNS_AHEAD
-        from shardcache_client.reading.single.scattered_samples import MAX_ASKED
+        from shardcache_client.reading.single.scattered_samples import MAX_ASKED, MAX_PLANNED
 
         run = self._run
         cache = PartReplay(run.manifest.shards.sizes, self._rules)
         budget = _AheadBudget(self._rules.capacity_bytes // AHEAD_DIVISOR)
         # A rank asks for the samples of the batch that it reads, and of the next batches.
         max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
-        readers = []
+        readers: list[_SampleReader] = []
         for job in range(run.jobs):
             # Unless they run together, the jobs start at equal intervals within an epoch.
             idle_steps = 0
@@ -244,7 +264,11 @@ class SampleSimulation:
                 idle_steps = job * self._samples_per_epoch // run.jobs
             for rank in self._ranks_of(node):
                 ranges = self._ranges(job, rank)
-                readers.append(_SampleReader(cache, ranges, idle_steps, budget, max_asked))
+                number = len(readers)
+                reader = _SampleReader(
+                    cache, ranges, idle_steps, budget, max_asked, MAX_PLANNED, number
+                )
+                readers.append(reader)
 
         # All readers go one step at a time, and drop out once they have read all of their samples.
         while readers:

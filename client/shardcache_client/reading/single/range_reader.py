@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from shardcache.shared.exceptions import (
     ConfigError,
@@ -39,10 +40,35 @@ class RangeRequest:
     Attributes:
         byte_range: range of the sample.
         leases: lease on each piece of the range.
+        number: number of the range in the order that the reader announces; None if it is not part
+            of such an order.
     """
 
     byte_range: SampleRange
     leases: list[LeaseRequest]
+    number: int | None = None
+
+
+class _Piece(NamedTuple):
+    """A piece of a sample's range.
+
+    Attributes:
+        shard: number of the shard in the manifest.
+        span: start and stop of the piece in the shard.
+        number: number of the range in the announced order, of its last piece: the release of this
+            piece's lease says that all of the range was read. None otherwise.
+    """
+
+    shard: int
+    span: tuple[int, int]
+    number: int | None
+
+
+def _pieces_of(byte_range: SampleRange, number: int | None) -> list[_Piece]:
+    """Return the pieces of a range, given its number in the announced order, if it has one."""
+    *others, last = byte_range.pieces
+    pieces = [_Piece(byte_range.shard, span, None) for span in others]
+    return [*pieces, _Piece(byte_range.shard, last, number)]
 
 
 class RangeReader:
@@ -75,16 +101,54 @@ class RangeReader:
     def __repr__(self) -> str:
         return f"RangeReader({self._session!r})"
 
-    def ask(self, byte_ranges: Sequence[SampleRange], *, needed: bool) -> list[RangeRequest]:
+    def ask(
+        self,
+        byte_ranges: Sequence[SampleRange],
+        *,
+        needed: bool,
+        numbers: Sequence[int] = (),
+    ) -> list[RangeRequest]:
         """Request samples without waiting for them. Each request has to be taken, or dropped.
 
         Args:
             byte_ranges: ranges of the samples.
             needed: True if the reader waits for the first of these samples now.
+            numbers: number of each range in the order that `announce` announces; empty if they are
+                not part of such an order.
         """
-        pieces = [(each.shard, piece) for each in byte_ranges for piece in each.pieces]
-        leases = iter(self._session.lease_ranges(pieces, needed=needed))
-        return [RangeRequest(each, list(islice(leases, len(each.pieces)))) for each in byte_ranges]
+        ordered: Sequence[int | None] = numbers or [None] * len(byte_ranges)
+        pieces: list[_Piece] = []
+        for byte_range, number in zip(byte_ranges, ordered, strict=True):
+            pieces += _pieces_of(byte_range, number)
+        leases = iter(self._request_leases(pieces, needed=needed))
+        return [
+            RangeRequest(byte_range, list(islice(leases, len(byte_range.pieces))), number)
+            for byte_range, number in zip(byte_ranges, ordered, strict=True)
+        ]
+
+    def _request_leases(self, pieces: Sequence[_Piece], *, needed: bool) -> list[LeaseRequest]:
+        """Request a lease for each piece; for `needed`, see `ask`."""
+        ranges = [(piece.shard, piece.span) for piece in pieces]
+        numbers = [piece.number for piece in pieces]
+        return self._session.lease_ranges(ranges, needed=needed, numbers=numbers)
+
+    def announce(self, numbered: Sequence[tuple[int, SampleRange]], *, begins: bool) -> None:
+        """Announce samples that are requested later, so that the cache keeps their parts.
+
+        Args:
+            numbered: numbers, ascending, and ranges of the samples, in the order of reading.
+            begins: True if they do not continue those announced before.
+        """
+        flat: list[int] = []
+        for number, each in numbered:
+            for start, stop in each.pieces:
+                flat += (number, each.shard, start, stop - 1)
+        self._session.plan_ranges(flat, begins=begins)
+
+    @property
+    def has_announced(self) -> bool:
+        """True if the daemon knows the samples that were announced: it may be another one since."""
+        return self._session.has_range_plan
 
     def flush(self) -> None:
         """Release the leases of all samples that were taken."""
@@ -139,8 +203,8 @@ class RangeReader:
 
         def request_again() -> LeaseRequest:
             """Request the bytes by a new lease, for which the reader is now waiting."""
-            pieces = [(request.byte_range.shard, piece)]
-            (request.leases[number],) = self._session.lease_ranges(pieces, needed=True)
+            pieces = [_pieces_of(request.byte_range, request.number)[number]]
+            (request.leases[number],) = self._request_leases(pieces, needed=True)
             return request.leases[number]
 
         def read(grant: Grant) -> tuple[bytes, Grant]:

@@ -140,6 +140,13 @@ class SampleRanges:
         gaps = spans.gaps_of(number_in_row)
         return SampleRange(shard, start, stop, key_hash, version, gaps)
 
+    def is_known(self, shard: int, number: int) -> bool:
+        """Return True if the range of a sample was looked up, or that of a neighbour in the table.
+
+        `range_of` then reads nothing.
+        """
+        return self._rows is not None and self._rows.row_with(shard, number) in self._spans
+
     def has_ranges_in_row(self, shard: int, number: int) -> bool:
         """Return True if any sample in the same row of the table as this sample has a range.
 

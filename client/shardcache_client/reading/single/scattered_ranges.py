@@ -90,6 +90,18 @@ class ScatteredRanges:
             return byte_range
         return replace(byte_range, shard=shard)  # the shard's number in the manifest
 
+    def known_range_of(self, shard: int, number: int) -> SampleRange | None:
+        """Return the range of a sample if it is known without reading a table; None otherwise."""
+        source = self._source_of(shard)
+        if source is None:
+            return None
+        self._forget_if_forked()
+        with self._lock:
+            is_known = source.ranges.is_known(shard - source.first_shard, number)
+        if not is_known:
+            return None
+        return self.range_of(shard, number)
+
     def close(self) -> None:
         """Release the tables; they are opened again when they are needed."""
         self._forget_if_forked()

@@ -29,6 +29,9 @@ The first message has as many requests.
 ASKED_TOGETHER = 64
 """Number of samples in each later message, which is sent once as many have been taken."""
 
+MAX_PLANNED = 65_536
+"""Maximum number of samples that a plan of ranges announces beyond those that are requested."""
+
 
 class RangedSample(NamedTuple):
     """A sample that was read by its range.
