@@ -89,7 +89,7 @@ def test_whole_shards_that_do_not_fit_are_read_by_parts(index: Path) -> None:
 
 def test_a_disk_without_space_fetches_whole_parts_for_each_sample(index: Path) -> None:
     """Of two samples, one is needed: nearly every sample costs a part, twice its bytes."""
-    found = ours(index, "--disk", "2MB", "--whole-from-percent", "100")
+    found = ours(index, "--disk", "1MB", "--whole-from-percent", "100")
     assert 0.8 * 2 * WHOLE * EPOCHS < found["store_bytes"] <= 2 * WHOLE * EPOCHS
 
 
