@@ -38,9 +38,11 @@ from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.status_page import StatusPage
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.turns import Turns
+from shardcache.config.origin_table import table_of
 from shardcache.config.settings import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
+from shardcache.plan.object_parts import whole_share
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.store import Store
 
@@ -146,14 +148,23 @@ def assemble_core(inputs: Inputs) -> Core:
 def _part_filler(inputs: Inputs, core: Core) -> PartFiller:
     """Build the service that fetches ranges of objects."""
     settings = inputs.settings
-    # Once readers want more than this share of an object's parts, the whole object is fetched.
-    max_share = settings.whole_from_percent / 100
+
+    def max_share_of(url: str) -> float:
+        """Return the share of an object's parts above which the whole object is fetched."""
+        table = table_of(settings.origin, url)
+        return whole_share(
+            settings.whole_from_percent,
+            settings.range_part_size,
+            table.price_per_gb,
+            table.price_per_1000_requests,
+        )
+
     return PartFiller(
         inputs.store,
         core.residency,
         inputs.downloader,
         settings.range_part_size,
-        max_share=max_share,
+        max_share_of,
     )
 
 

@@ -173,12 +173,13 @@ class Settings(pydantic.BaseModel):
         le=64 * MIB,
         description="size of a part if only ranges of an object are read",
     )
-    whole_from_percent: int = Field(
-        50,
+    whole_from_percent: int | None = Field(
+        None,
         ge=1,
         le=100,
         description="percentage of an object's parts that have to be read before the whole "
-        "object is fetched",
+        "object is fetched [default: once they have cost as much as the whole, by the prices of "
+        "the origin; 50 without prices]",
     )
     plan_memory: ByteSize = Field(
         ByteSize(2048 * MIB),

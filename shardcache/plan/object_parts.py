@@ -6,12 +6,48 @@ A part is a piece of fixed size; parts are numbered from 0. `PartFiller` in the 
 
 from collections.abc import Iterable, Iterator
 
+# Share of an object's parts from which the whole is fetched if no price is known. Then at most
+# twice the bytes are fetched that are wanted. By time alone, a store whose first byte takes 30 ms
+# and whose connections give 60 MB/s would have a share of 0.18. By the prices of bytes that leave a
+# region, $0.09 per GB and $0.0004 per 1,000 requests, it is 0.98.
+_SHARE_WITHOUT_PRICES = 0.5
+
 AHEAD_DIVISOR = 8
 """The cache's size divided by this may be ranges that readers request ahead of need."""
 
 # Consecutive parts are fetched in one request of up to this size. For more bytes, a second request
 # on another connection is faster.
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024
+
+
+def whole_share(
+    percent: int | None,
+    part_bytes: int,
+    price_per_gb: float | None,
+    price_per_1000_requests: float | None,
+) -> float:
+    """Return the share of an object's parts, from 0 to 1, from which its whole is fetched.
+
+    A share that the user has set counts. Otherwise, nobody knows how many of the other parts will
+    be wanted. So the whole is fetched once the parts wanted so far have cost as much as it costs:
+    then no more than twice is paid of what it would have cost to know (the ski rental problem). The
+    whole costs the bytes of all parts, and a request for as many parts as fit into one; each part
+    that is fetched alone costs its bytes and a request.
+
+    Args:
+        percent: the share that the user has set, in percent; None for none.
+        part_bytes: size of a part.
+        price_per_gb: price of 10^9 bytes; None if it is not known.
+        price_per_1000_requests: price of 1,000 requests; None if it is not known.
+    """
+    if percent is not None:
+        return percent / 100
+    part_price = part_bytes / 1e9 * (price_per_gb or 0)
+    request_price = (price_per_1000_requests or 0) / 1e3
+    single_price = part_price + request_price
+    if not single_price:
+        return _SHARE_WITHOUT_PRICES
+    return (part_price + request_price / max_parts_per_request(part_bytes)) / single_price
 
 
 def is_worth_the_whole(wanted: int, count: int, max_share: float, *, may_fit: bool) -> bool:

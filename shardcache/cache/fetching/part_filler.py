@@ -38,7 +38,8 @@ class PartFiller:
 
     Args:
         part_bytes: size of the parts of a new file.
-        max_share: the whole object is fetched once this share of its parts, from 0 to 1, is wanted.
+        max_share_of: returns, for an object's url, the share of its parts, from 0 to 1, above which
+            the whole object is fetched.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class PartFiller:
         residency: Residency,
         downloader: Downloader,
         part_bytes: int,
-        max_share: float,
+        max_share_of: Callable[[str], float],
     ) -> None:
         self._store = store
         self._residency = residency
         self._downloader = downloader
         self._part_bytes = part_bytes
-        self._max_share = max_share
+        self._max_share_of = max_share_of
 
     async def fill(
         self,
@@ -86,7 +87,7 @@ class PartFiller:
             origin,
             whole,
             open_file,
-            self._max_share,
+            self._max_share_of(obj.url),
         )
         try:
             return await run.fill()

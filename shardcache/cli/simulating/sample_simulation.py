@@ -214,8 +214,7 @@ class SampleSimulation:
         run: the run's options.
         positions: ranges of the samples in their shards.
         part_bytes: size of a part.
-        whole_from_percent: percentage of an object's parts that have to be read before the whole
-            object is fetched.
+        max_share: share of an object's parts, from 0 to 1, above which the whole is fetched.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class SampleSimulation:
         positions: SamplePositions,
         *,
         part_bytes: int,
-        whole_from_percent: int,
+        max_share: float,
     ) -> None:
         from shardcache.store.part_file import JOURNAL_BYTES
         from shardcache.store.space import footprint_bytes, typical_sidecar_bytes
@@ -236,7 +235,7 @@ class SampleSimulation:
         self._rules = PartRules(
             capacity_bytes=run.disk_bytes,
             part_bytes=part_bytes,
-            max_share=whole_from_percent / 100,
+            max_share=max_share,
             reserved_bytes=footprint_bytes,
             file_extra_bytes=JOURNAL_BYTES,
             # Objects that are fetched whole are not indexed, so their sidecars list no samples.

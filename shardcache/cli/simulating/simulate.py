@@ -230,15 +230,23 @@ def _forecast_of_samples(
     from shardcache.cli.simulating.sample_simulation import SamplePositions, SampleSimulation
     from shardcache.config.origin_table import table_of
     from shardcache.config.settings import Settings
+    from shardcache.plan.object_parts import whole_share
 
     settings = Settings.load({})  # from environment and config file
+    table = table_of(settings.origin, run.manifest[0].url)
+    part_bytes = range_part_size or settings.range_part_size
+    max_share = whole_share(
+        whole_from_percent or settings.whole_from_percent,
+        part_bytes,
+        table.price_per_gb,
+        table.price_per_1000_requests,
+    )
     simulation = SampleSimulation(
         run,
         SamplePositions.read(index, run.manifest),
-        part_bytes=range_part_size or settings.range_part_size,
-        whole_from_percent=whole_from_percent or settings.whole_from_percent,
+        part_bytes=part_bytes,
+        max_share=max_share,
     )
-    table = table_of(settings.origin, run.manifest[0].url)
     return simulation.forecast(line_bytes_per_s, table)
 
 
