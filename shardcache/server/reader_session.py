@@ -184,8 +184,7 @@ class ReaderSession:
             if is_plan:
                 return await self._answer(message, request_id)
         if message.get("type") == "plan_ranges":
-            async with self._range_plan_lock:  # each of these takes several turns
-                await self._plan_ranges(message)
+            await self._plan_ranges(message)
             return None
         # Other requests do not wait for each other, and a later plan does not wait for them.
         return await self._answer(message, request_id)
@@ -292,9 +291,14 @@ class ReaderSession:
     async def _plan_ranges(self, message: Json) -> None:
         """Take note of the ranges that the reader reads next."""
         ranges = protocol.announced_ranges(message["ranges"])
-        if message.get("begins", False):
-            self._reader.announced.begin()
-        await self._reader.announced.add(ranges)
+        self._reader.announced.check(ranges)
+        listing = self._reader.listing
+        async with self._range_plan_lock:  # each of these messages takes several turns
+            if self._reader.listing is not listing:
+                return  # the reader has declared another plan in the meantime
+            if message.get("begins", False):
+                self._reader.announced.begin()
+            await self._reader.announced.add(ranges)
 
     async def _check_order(self, order: Sequence[object], listing: Listing) -> None:
         """Raise ProtocolError unless an order consists of indices of a listing's shards."""

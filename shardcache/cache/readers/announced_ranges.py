@@ -50,8 +50,7 @@ class AnnouncedRanges:
         self._counted = 0  # number of ranges that `_memory` counts
 
     def begin(self) -> None:
-        """Begin to announce ranges, in place of those announced before. Raises ProtocolError."""
-        self._check_plan()
+        """Begin to announce ranges, in place of those announced before."""
         self.end()
         job = self._reader.client
         self._plan = PartPlan(lambda: self._planner.schedule, self._reader, job)
@@ -63,9 +62,6 @@ class AnnouncedRanges:
 
         No-op unless `begin` was called for the reader's present plan.
         """
-        self._check_plan()
-        for each in ranges:
-            self._reader.ref(each.position)  # raises the error if there is no such position
         plan = self._plan
         if plan is None or not ranges:
             return
@@ -80,11 +76,13 @@ class AnnouncedRanges:
         with suppress(CapacityError):
             await self._turns.take(ranges, add_piece)
 
-    def _check_plan(self) -> None:
-        """Raise ProtocolError unless the reader has a plan of ranges."""
+    def check(self, ranges: Sequence[AnnouncedRange]) -> None:
+        """Raise ProtocolError unless the reader has a plan of ranges, with these positions."""
         listing = self._reader.listing
         if listing is None or not listing.is_for_ranges:
             raise ProtocolError("'plan_ranges' without a plan of ranges")
+        for each in ranges:
+            self._reader.ref(each.position)  # raises the error if there is no such position
 
     def _add_piece(self, plan: PartPlan[Holder], piece: Sequence[AnnouncedRange]) -> None:
         """Announce some ranges. Raises CapacityError."""
