@@ -13,13 +13,22 @@ from support.programs.cli import chosen, console
 
 
 @click.command()
-@click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
-@click.option("--scale", default=1.0, show_default=True, help="Share of the faults, for a quick look.")
+@click.option(
+    "--only",
+    metavar="PARTS",
+    default=",".join(PARTS),
+    show_default=True,
+    help="Parts, with commas.",
+)
+@click.option(
+    "--scale", default=1.0, show_default=True, help="Share of the faults, for a quick look."
+)
 def main(only: str, scale: float) -> None:
     """Break the store, the disk, the daemon and the messages between them; fail if any of it does harm."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
-    out, log = console(), console(stderr=True)
+    out = console()
+    log = console(stderr=True)
     begun_s = time.monotonic()
     for name in chosen(only, PARTS):
         with tempfile.TemporaryDirectory(prefix=f"shardcache-{name}-") as folder:

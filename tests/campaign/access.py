@@ -20,19 +20,97 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.canary import Canary
 
 _SCHEMES = [
-    *("http", "http", "http", "HTTP", "hTTp", "https", "ftp", "sftp", "webhdfs", "gopher", "git", "memory"),
+    *(
+        "http",
+        "http",
+        "http",
+        "HTTP",
+        "hTTp",
+        "https",
+        "ftp",
+        "sftp",
+        "webhdfs",
+        "gopher",
+        "git",
+        "memory",
+    ),
     "data",
 ]
 _STARTS = ["//", "//", "//", "/", "", "///", "\\\\"]
-_CHAINS = ["simplecache::", "filecache::", "blockcache::", "reference::", "zip://x::", "tar://a.tar::", "dir::", "::"]
-_JOINTS = ["@", "\\@", "#@", "?@", "%00@", "%40", ";@", ",", " ", "\t", "\n", "%0d%0a", "%2f@", "&@", "。", "."]
-_CLIMBS = ["..", "%2e%2e", "%2E.", ".%2e", "%252e%252e", "%25252e%25252e", "..;", "..%00", "..%2f..", "..\\", "．．"]
+_CHAINS = [
+    "simplecache::",
+    "filecache::",
+    "blockcache::",
+    "reference::",
+    "zip://x::",
+    "tar://a.tar::",
+    "dir::",
+    "::",
+]
+_JOINTS = [
+    "@",
+    "\\@",
+    "#@",
+    "?@",
+    "%00@",
+    "%40",
+    ";@",
+    ",",
+    " ",
+    "\t",
+    "\n",
+    "%0d%0a",
+    "%2f@",
+    "&@",
+    "。",
+    ".",
+]
+_CLIMBS = [
+    "..",
+    "%2e%2e",
+    "%2E.",
+    ".%2e",
+    "%252e%252e",
+    "%25252e%25252e",
+    "..;",
+    "..%00",
+    "..%2f..",
+    "..\\",
+    "．．",
+]
 _SLASHES = ["/", "/", "/", "//", "/./", "%2f", "%252f", "\\", "%5c"]
 _TAILS = [
-    *("", "", "?x=1", "?a=/../b", "#x", "%00", "%00.tar", ";.tar", ".json", "*", "**/*.tar", "/", "{a,b}"),
+    *(
+        "",
+        "",
+        "?x=1",
+        "?a=/../b",
+        "#x",
+        "%00",
+        "%00.tar",
+        ";.tar",
+        ".json",
+        "*",
+        "**/*.tar",
+        "/",
+        "{a,b}",
+    ),
     "{,/../..}",
 ]
-_STRAY = ["\x00", "\n", "\r\n", "\t", "\x1b[2J", "\x7f", "\x9b2J", "\u202e", "\u2028", "\ud800", "ﬀ", " "]
+_STRAY = [
+    "\x00",
+    "\n",
+    "\r\n",
+    "\t",
+    "\x1b[2J",
+    "\x7f",
+    "\x9b2J",
+    "\u202e",
+    "\u2028",
+    "\ud800",
+    "ﬀ",
+    " ",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +140,8 @@ def locations(places: Places, seed: int) -> Iterator[str]:
 
 
 def _authority(rng: random.Random, places: Places) -> str:
-    good, canary = f"127.0.0.1:{places.good_port}", places.canary_port
+    good = f"127.0.0.1:{places.good_port}"
+    canary = places.canary_port
     bad = rng.choice(
         [
             f"{host}:{canary}"
@@ -84,14 +163,23 @@ def _authority(rng: random.Random, places: Places) -> str:
     )
     joint = rng.choice(_JOINTS)
     host = rng.choice(
-        [bad, f"{good}{joint}{bad}", f"{bad}{joint}{good}", f"{{{good},{bad}}}", f"user:pw@{bad}", f"{good}/data@{bad}"]
+        [
+            bad,
+            f"{good}{joint}{bad}",
+            f"{bad}{joint}{good}",
+            f"{{{good},{bad}}}",
+            f"user:pw@{bad}",
+            f"{good}/data@{bad}",
+        ]
     )
     return f"{rng.choice(_SCHEMES)}:{rng.choice(_STARTS)}{host}/data/a.tar{rng.choice(_TAILS)}"
 
 
 def _path(rng: random.Random, places: Places) -> str:
     climb = "".join(
-        rng.choice(_CLIMBS) + rng.choice(_SLASHES) if rng.random() < 0.7 else rng.choice(["data", "x", "."]) + "/"
+        rng.choice(_CLIMBS) + rng.choice(_SLASHES)
+        if rng.random() < 0.7
+        else rng.choice(["data", "x", "."]) + "/"
         for _ in range(rng.randint(1, 4))
     )
     return f"http://127.0.0.1:{places.good_port}/data{rng.choice(_SLASHES)}{climb}secret{rng.choice(_TAILS)}"
@@ -99,7 +187,17 @@ def _path(rng: random.Random, places: Places) -> str:
 
 def _local(rng: random.Random, places: Places) -> str:
     begin = rng.choice(
-        ["", "file://", "FILE://", "local://", "file:", "file://localhost", "file:////", "~", "file://~"]
+        [
+            "",
+            "file://",
+            "FILE://",
+            "local://",
+            "file:",
+            "file://localhost",
+            "file:////",
+            "~",
+            "file://~",
+        ]
     )
     climb = rng.choice(_CLIMBS)
     path = rng.choice(
@@ -125,7 +223,9 @@ def _local(rng: random.Random, places: Places) -> str:
 def _chained(rng: random.Random, places: Places) -> str:
     inner = rng.choice([_authority, _local])(rng, places)
     good = f"http://127.0.0.1:{places.good_port}/data/"
-    return rng.choice([rng.choice(_CHAINS) + inner, f"{good}{inner}", f"{good}::{inner}", f"generic://{inner}"])
+    return rng.choice(
+        [rng.choice(_CHAINS) + inner, f"{good}{inner}", f"{good}::{inner}", f"generic://{inner}"]
+    )
 
 
 def _disturbed(rng: random.Random, url: str) -> str:
@@ -134,7 +234,11 @@ def _disturbed(rng: random.Random, url: str) -> str:
         case 0:
             return url[:place] + rng.choice(_STRAY) + url[place:]
         case 1:
-            return url[:place] + "".join(f"%{byte:02x}" for byte in url[place : place + 1].encode()) + url[place + 1 :]
+            return (
+                url[:place]
+                + "".join(f"%{byte:02x}" for byte in url[place : place + 1].encode())
+                + url[place + 1 :]
+            )
         case 2:
             return url.swapcase()
     return url[:place] + quote(quote(url[place : place + 2], safe=""), safe="") + url[place + 2 :]
@@ -157,9 +261,11 @@ class Ground:
 
     @classmethod
     def laid_out(cls, stack: ExitStack, folder: Path) -> "Ground":
-        good, canary = stack.enter_context(Canary()), stack.enter_context(Canary())
+        good = stack.enter_context(Canary())
+        canary = stack.enter_context(Canary())
         shard = make_tar(random_samples(2))
-        open_dir, secret_dir = folder / "open", folder / "secret"
+        open_dir = folder / "open"
+        secret_dir = folder / "secret"
         for path in (open_dir, secret_dir):
             path.mkdir()
         (secret_dir / "secret.tar").write_bytes(shard)
@@ -189,7 +295,11 @@ class Ground:
             if not _is_below_data(path):
                 return f"the good server was asked for {path}"
         for shard in self.daemon.shards():
-            if "secret" in _decoded(shard["url"]) or "link" in shard["url"] or "folder" in shard["url"]:
+            if (
+                "secret" in _decoded(shard["url"])
+                or "link" in shard["url"]
+                or "folder" in shard["url"]
+            ):
                 return f"cached: {shard['url']}"
         return ""
 
@@ -243,7 +353,9 @@ def _asked(session: RawSession, kind: str) -> Callable[[str], Any]:
 
 def redirects(ground: Ground, result: Result, scale: float) -> None:
     rng = random.Random(2)
-    for number, location in enumerate(islice(locations(ground.places, seed=2), scaled(_REDIRECTS, scale, 15))):
+    for number, location in enumerate(
+        islice(locations(ground.places, seed=2), scaled(_REDIRECTS, scale, 15))
+    ):
         path = f"/data/r{number}.tar"
         ground.good.redirects[path] = rng.choice((301, 302, 303, 307, 308)), location
         _try(result, ground.good.url(path), ground.warm)
@@ -266,7 +378,9 @@ def indexes(ground: Ground, result: Result, scale: float) -> None:
 def _is_below_data(path: str) -> bool:
     """Tell whether a server that decodes, and takes a backslash for a slash, finds the path below /data/."""
     segments = _decoded(path.partition("?")[0]).replace("\\", "/").split("/")
-    return segments[1] == "data" and not any(segment.partition(";")[0] == ".." for segment in segments)
+    return segments[1] == "data" and not any(
+        segment.partition(";")[0] == ".." for segment in segments
+    )
 
 
 def _decoded(path: str) -> str:

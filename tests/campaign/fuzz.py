@@ -40,17 +40,32 @@ def ground(folder: Path, _scale: float) -> Iterator[Path]:
 def guided(name: str, folder: Path, result: Result, scale: float) -> None:
     """Run libFuzzer as a program on a target, and read what it reports in the end; it stops at the first failure."""
     full, most_s = _RUNS[name]
-    corpus, log = folder / name, folder / f"{name}.log"
+    corpus = folder / name
+    log = folder / f"{name}.log"
     corpus.mkdir()
     command = [sys.executable, "-m", "campaign.fuzzing.libfuzzer", name, str(corpus), *_kept(name)]
-    command += [f"-runs={scaled(full, scale, _LEAST_RUNS)}", f"-max_total_time={most_s}", f"-timeout={_HANG_S}"]
-    command += [f"-rss_limit_mb={_MEMORY_MB}", "-seed=1", f"-max_len={_MOST_BYTES}", "-print_final_stats=1"]
+    command += [
+        f"-runs={scaled(full, scale, _LEAST_RUNS)}",
+        f"-max_total_time={most_s}",
+        f"-timeout={_HANG_S}",
+    ]
+    command += [
+        f"-rss_limit_mb={_MEMORY_MB}",
+        "-seed=1",
+        f"-max_len={_MOST_BYTES}",
+        "-print_final_stats=1",
+    ]
     command += [f"-artifact_prefix={folder}/{name}-"]
     env = os.environ | {"PYTHONPATH": str(FOLDER.parent), "TMPDIR": str(folder)}
     with log.open("wb") as out:
         try:
             done = subprocess.run(
-                command, stdout=out, stderr=subprocess.STDOUT, env=env, timeout=most_s + _GRACE_S, check=False
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=env,
+                timeout=most_s + _GRACE_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             result.fail("hangs", log.read_text(errors="replace")[-4000:])
@@ -60,8 +75,13 @@ def guided(name: str, folder: Path, result: Result, scale: float) -> None:
         result.injected = int(counted[1])
     broken = re.search(rf"{name}-(crash|timeout|oom)-", report)
     if broken or done.returncode:
-        hung = (broken and broken[1] == "timeout") or "\nTimeoutError" in report  # libFuzzer's limit, or a target's own
-        result.fail("hangs" if hung else "wrong" if "AssertionError" in report else "untyped", report[-4000:])
+        hung = (
+            broken and broken[1] == "timeout"
+        ) or "\nTimeoutError" in report  # libFuzzer's limit, or a target's own
+        result.fail(
+            "hangs" if hung else "wrong" if "AssertionError" in report else "untyped",
+            report[-4000:],
+        )
 
 
 def _kept(name: str) -> list[str]:
@@ -69,4 +89,6 @@ def _kept(name: str) -> list[str]:
 
 
 _NEEDS_ATHERIS = "" if importlib.util.find_spec("atheris") else "atheris is for Linux alone"
-ROWS = tuple(Row(TARGETS[name].what, partial(guided, name), slow=True, skip=_NEEDS_ATHERIS) for name in _RUNS)
+ROWS = tuple(
+    Row(TARGETS[name].what, partial(guided, name), slow=True, skip=_NEEDS_ATHERIS) for name in _RUNS
+)

@@ -42,9 +42,13 @@ class Result:
     wrong: int = 0  # shards, samples or answers of which a byte was not the one in the store
     hangs: int = 0  # what neither ended nor failed within its limit
     lost: int = 0  # samples that should have come and did not, or came twice
-    untyped: int = 0  # failures that were no error of `shardcache.errors`; a process that died counts as one
+    untyped: int = (
+        0  # failures that were no error of `shardcache.errors`; a process that died counts as one
+    )
     recovery_s: list[float] = field(default_factory=list)
-    first_failure: str = ""  # how to see the first thing that went wrong again; empty when nothing did
+    first_failure: str = (
+        ""  # how to see the first thing that went wrong again; empty when nothing did
+    )
     part: str = ""
 
     @property
@@ -59,7 +63,9 @@ class Result:
     def cells(self) -> tuple[str, ...]:
         """Return its line of the table."""
         harm = (self.wrong, self.hangs, self.lost, self.untyped)
-        recovery = f"{median(self.recovery_s):.2f} / {max(self.recovery_s):.2f}" if self.recovery_s else ""
+        recovery = (
+            f"{median(self.recovery_s):.2f} / {max(self.recovery_s):.2f}" if self.recovery_s else ""
+        )
         verdict = "[green]ok[/]" if self.passed else "[red]FAILED[/]"
         return (self.part, self.fault, f"{self.injected:,}", *map(str, harm), recovery, verdict)
 
@@ -104,7 +110,8 @@ def rows(table: Iterable[Row]) -> pytest.MarkDecorator:
         pytest.param(
             row,
             id=row.fault,
-            marks=[pytest.mark.slow] * row.slow + [pytest.mark.skipif(bool(row.skip), reason=row.skip)],
+            marks=[pytest.mark.slow] * row.slow
+            + [pytest.mark.skipif(bool(row.skip), reason=row.skip)],
         )
         for row in table
     ]
@@ -115,7 +122,9 @@ def run(part: str, scale: float, folder: Path) -> Iterator[Result]:
     """Yield a result for each row of a part: a module with `ROWS`, and with `ground(folder, scale)` to play them on."""
     module: ModuleType = importlib.import_module(f"campaign.{part}")
     ground: AbstractContextManager[Any] = module.ground(folder, scale)
-    logging.getLogger("shardcache").setLevel(logging.ERROR)  # what clients say of each fault would hide the table
+    logging.getLogger("shardcache").setLevel(
+        logging.ERROR
+    )  # what clients say of each fault would hide the table
     with ground as entered:
         for row in module.ROWS:
             if not row.skip:

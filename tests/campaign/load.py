@@ -79,7 +79,9 @@ class _Shards(Mapping[str, bytes]):
 class MoodyS3(FaultyS3):
     """Breaks a share of its answers, in every way that a retry mends."""
 
-    share, broken, dice = 0.0, 0, random.Random(0)
+    share = 0.0
+    broken = 0
+    dice = random.Random(0)
 
     def rules_for(self, request: Request) -> list[Rule]:
         if self.dice.random() >= self.share:
@@ -87,7 +89,13 @@ class MoodyS3(FaultyS3):
         self.broken += 1
         kinds = [Mischief.SLOW_DOWN, Mischief.INTERNAL_ERROR, Mischief.SILENCE]
         if request.method == "GET":
-            kinds += [Mischief.STALL, Mischief.RESET, Mischief.TRUNCATE, Mischief.RANGE_SHIFTED, Mischief.WHOLE]
+            kinds += [
+                Mischief.STALL,
+                Mischief.RESET,
+                Mischief.TRUNCATE,
+                Mischief.RANGE_SHIFTED,
+                Mischief.WHOLE,
+            ]
             kinds += [Mischief.ETAG_OTHER, Mischief.FLIP]
         return [Rule(self.dice.choice(kinds))]
 
@@ -107,11 +115,15 @@ async def _serve() -> None:
 def _store() -> Iterator[tuple[str, Callable[[float], int]]]:
     """Run the store; yield its address, and how to set the share of its answers that it breaks."""
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command, pipe = [sys.executable, "-m", "campaign.load"], subprocess.PIPE
-    with subprocess.Popen(command, text=True, bufsize=1, env=env, stdin=pipe, stdout=pipe) as process:
+    command = [sys.executable, "-m", "campaign.load"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, text=True, bufsize=1, env=env, stdin=pipe, stdout=pipe
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        reading, writing = process.stdout, process.stdin
+        reading = process.stdout
+        writing = process.stdin
 
         def break_share(share: float) -> int:
             writing.write(f"{share}\n")
@@ -182,7 +194,8 @@ class Load:
             session.ask("extend", order=order[first : first + _PIECE])
         ahead = session.request("lease", position=0)
         for position in range(min(dice.randrange(1, 40), len(numbers) - 1)):
-            asked, ahead = ahead, session.request("lease", position=position + 1)
+            asked = ahead
+            ahead = session.request("lease", position=position + 1)
             session.send(type="need", of=asked)
             self._check(session.answer(asked), numbers[position])
             if self._over.wait(0.2 * dice.random()):
@@ -194,11 +207,15 @@ class Load:
             if answer["error"].get("code") in (None, "error"):
                 self.torn.fail("untyped", str(answer))
             return
-        with contextlib.suppress(FileNotFoundError):  # it went between grant and need, and is asked for again
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # it went between grant and need, and is asked for again
             if Path(answer["path"]).read_bytes() != body(number):
                 self.torn.fail("wrong", f"{answer} is not what the store holds")
 
-    def _again_and_again(self, result: Result, act: Callable[[Result], None], pause_s: float) -> None:
+    def _again_and_again(
+        self, result: Result, act: Callable[[Result], None], pause_s: float
+    ) -> None:
         while not self._over.wait(pause_s * self._dice.uniform(0.5, 1.5)):
             try:
                 act(result)
@@ -215,7 +232,11 @@ class Load:
     def _never_listen(self, result: Result) -> None:
         with RawSession(self._daemon, "deaf") as session:
             # The daemon takes no more of them than it can answer: a thread sends for as long as it is let.
-            resolve = {"type": "resolve", "id": 1, "urls": [f"s3://{BUCKET}/{{00000..{SHARDS - 1:05d}}}.tar"]}
+            resolve = {
+                "type": "resolve",
+                "id": 1,
+                "urls": [f"s3://{BUCKET}/{{00000..{SHARDS - 1:05d}}}.tar"],
+            }
             sending = threading.Thread(target=_send_all, args=(session, resolve))
             sending.start()
             self._over.wait(self._dice.uniform(1.0, 10.0))
@@ -261,7 +282,9 @@ def ground(folder: Path, scale: float) -> Iterator[list[Result]]:
         _store() as (endpoint_url, break_share),
         Daemon(folder, *_FLAGS, capacity="16MB", env=aws_env(endpoint_url)) as daemon,
     ):
-        Load(daemon, scale).bear(60.0)  # with a store that is well, until the daemon has what it keeps for good
+        Load(daemon, scale).bear(
+            60.0
+        )  # with a store that is well, until the daemon has what it keeps for good
         eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
         before = daemon.status()["process"]
         break_share(_BROKEN_SHARE)
@@ -277,11 +300,14 @@ def _take(number: int, results: list[Result], result: Result, _scale: float) -> 
 
 
 def _nothing_left(sessions: int, before: dict[str, int], daemon: Daemon) -> Result:
-    left, begun_s = Result("sessions that came and went: nothing is left", injected=sessions), time.monotonic()
+    left = Result("sessions that came and went: nothing is left", injected=sessions)
+    begun_s = time.monotonic()
     try:
         eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
         left.recovery_s.append(time.monotonic() - begun_s)
-        eventually(lambda: has_not_grown(daemon, before))  # files are open for a moment whatever it does
+        eventually(
+            lambda: has_not_grown(daemon, before)
+        )  # files are open for a moment whatever it does
     except TimeoutError:
         left.fail("hangs", f"before: {before}; after: {daemon.status()}")
     rss_bytes = daemon.status()["process"]["rss_bytes"]
@@ -289,7 +315,11 @@ def _nothing_left(sessions: int, before: dict[str, int], daemon: Daemon) -> Resu
     if rss_bytes > before["rss_bytes"] + _SLACK_BYTES:
         left.fail("hangs", f"memory does not come back: {before}; {daemon.status()['process']}")
     # What no shard is does not count: the catalogue may grow by what it remembers of each url.
-    kept = (path for name in ("shards", "partial", "quarantine") for path in (daemon.cache_dir / name).rglob("*"))
+    kept = (
+        path
+        for name in ("shards", "partial", "quarantine")
+        for path in (daemon.cache_dir / name).rglob("*")
+    )
     used_bytes = daemon.status()["cache"]["used_bytes"]
     found_bytes = sum(path.stat().st_size for path in kept if path.is_file())
     if used_bytes != found_bytes:
@@ -308,11 +338,20 @@ def is_quiet(daemon: Daemon) -> bool:
     """True without sessions, transfers, promises and leases."""
     status = daemon.status()
     cache = status["cache"]
-    return not (daemon.sessions() or status["transfers"] or cache["reserved_bytes"] or cache["leased_bytes"])
+    return not (
+        daemon.sessions() or status["transfers"] or cache["reserved_bytes"] or cache["leased_bytes"]
+    )
 
 
 _ROWS = (
-    *("broken answers", "torn sessions", "flood", "deaf readers", "half-open connections", "warm given up"),
+    *(
+        "broken answers",
+        "torn sessions",
+        "flood",
+        "deaf readers",
+        "half-open connections",
+        "warm given up",
+    ),
     *("evictions", "nothing is left"),
 )
 ROWS = tuple(Row(name, partial(_take, number), slow=True) for number, name in enumerate(_ROWS))

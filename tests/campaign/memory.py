@@ -63,7 +63,12 @@ def ground(folder: Path, scale: float) -> Iterator[Ground]:
 
 
 def given(
-    send: Send, allowed: Callable[[Ground, int], int], expected: str, ground: Ground, result: Result, scale: float
+    send: Send,
+    allowed: Callable[[Ground, int], int],
+    expected: str,
+    ground: Ground,
+    result: Result,
+    scale: float,
 ) -> None:
     """Send one input; the daemon may grow by the allowed bytes, and has to answer health checks meanwhile."""
     size = scaled(_MANIFEST, scale, _MANIFEST // 20)
@@ -72,7 +77,8 @@ def given(
         answer = send(ground.daemon, ground.folder, size)
     grown_bytes = _memory(ground.daemon, "VmHWM") - before_bytes
     figures = f"{grown_bytes / _MIB:.0f} MiB, {max(silent_s):.2f} s silent"
-    result.fault, result.injected = f"{result.fault} ({figures})", 1
+    result.fault = f"{result.fault} ({figures})"
+    result.injected = 1
     if answer != expected:
         result.fail("untyped", f"{answer} and not {expected}")
     if grown_bytes > allowed(ground, size) + _SLACK_BYTES:
@@ -100,7 +106,8 @@ def _memory(daemon: Daemon, name: str) -> int:
 @contextlib.contextmanager
 def _watched(daemon: Daemon) -> Iterator[list[float]]:
     """Ask for the daemon's health all the while; yield how long each answer took."""
-    took_s, stop = [0.0], threading.Event()
+    took_s = [0.0]
+    stop = threading.Event()
 
     def ask() -> None:
         while not stop.wait(0.02):
@@ -158,13 +165,17 @@ def _outcome(answer: dict[str, Any]) -> str:
     return str(answer["error"]["code"] if answer["type"] == "error" else answer["type"])
 
 
-def _row(name: str, send: Send, expected: str, allowed: Callable[[Ground, int], int] = lambda *_: 0) -> Row:
+def _row(
+    name: str, send: Send, expected: str, allowed: Callable[[Ground, int], int] = lambda *_: 0
+) -> Row:
     return Row(name, partial(given, send, allowed, expected))
 
 
 ROWS = (
     *(
-        _row(f"{codec.value} with a window of 512 MiB", partial(_window, codec), "unsupported_shard")
+        _row(
+            f"{codec.value} with a window of 512 MiB", partial(_window, codec), "unsupported_shard"
+        )
         for codec in (Codec.XZ, Codec.ZSTD)
     ),
     _row("index of brackets", _brackets, "not_an_index", lambda *_: 5 * _INDEX_BYTES),

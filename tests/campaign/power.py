@@ -42,7 +42,9 @@ class File:
 
     data: bytearray = field(default_factory=bytearray)  # as the running system sees it
     flushed: bytes = b""  # as it was when it was last flushed
-    sizes: list[int] = field(default_factory=lambda: [0])  # it had since then, the flushed one first
+    sizes: list[int] = field(
+        default_factory=lambda: [0]
+    )  # it had since then, the flushed one first
     blocks: dict[int, list[bytes]] = field(default_factory=dict)
 
     def write(self, offset: int, data: bytes) -> None:
@@ -59,7 +61,9 @@ class File:
             self.sizes.append(size)
 
     def flush(self) -> None:
-        self.flushed, self.sizes, self.blocks = bytes(self.data), [len(self.data)], {}
+        self.flushed = bytes(self.data)
+        self.sizes = [len(self.data)]
+        self.blocks = {}
 
     def after(self, choose: "Chance") -> bytes:
         """Return one of the contents that it may have after a power cut."""
@@ -69,7 +73,9 @@ class File:
             at = number * BLOCK_BYTES
             if at < size:
                 block = choose([_block(self.flushed, number), *versions], choose.nonsense())
-                content[at : min(at + BLOCK_BYTES, size)] = block.ljust(BLOCK_BYTES, b"\0")[: size - at]
+                content[at : min(at + BLOCK_BYTES, size)] = block.ljust(BLOCK_BYTES, b"\0")[
+                    : size - at
+                ]
         return bytes(content)
 
 
@@ -114,9 +120,13 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._files: list[File] = []
-        self._entries: dict[str, list[int | None]] = {}  # name below root → what it led to since its folder was flushed
+        self._entries: dict[
+            str, list[int | None]
+        ] = {}  # name below root → what it led to since its folder was flushed
         for path in sorted(root.rglob("*")):
-            self._entries[str(path.relative_to(root))] = [_FOLDER if path.is_dir() else self._known(path)]
+            self._entries[str(path.relative_to(root))] = [
+                _FOLDER if path.is_dir() else self._known(path)
+            ]
 
     def _known(self, path: Path) -> int:
         file = File(bytearray(path.read_bytes()))
@@ -171,7 +181,11 @@ class Disk:
     def after(self, chance: Chance) -> dict[str, bytes]:
         """Return one of the states that a power cut now may leave: files by name, their folders taken for granted."""
         chosen = {name: chance(values) for name, values in self._entries.items()}
-        led = {name: number for name, number in chosen.items() if number is not None and number != _FOLDER}
+        led = {
+            name: number
+            for name, number in chosen.items()
+            if number is not None and number != _FOLDER
+        }
         contents = {number: self._files[number].after(chance) for number in set(led.values())}
         return {name: contents[number] for name, number in led.items()}
 
@@ -183,7 +197,11 @@ class Disk:
 
     def certain(self) -> Iterator[str]:
         """Yield the names of the files that are there whatever happens."""
-        return (name for name, values in self._entries.items() if len(values) == 1 and values[0] not in (None, _FOLDER))
+        return (
+            name
+            for name, values in self._entries.items()
+            if len(values) == 1 and values[0] not in (None, _FOLDER)
+        )
 
 
 def _change(file: File, call: Call) -> None:
@@ -234,7 +252,9 @@ def cut(name: str, field: Ground, result: Result, scale: float) -> None:
     examine(field.zygote, story, record, result, step=step, daemons=max(1, round(_DAEMONS * scale)))
 
 
-def examine(zygote: Zygote, story: Story, record: Record, result: Result, *, step: int, daemons: int) -> None:
+def examine(
+    zygote: Zygote, story: Story, record: Record, result: Result, *, step: int, daemons: int
+) -> None:
     """Cut the power after every `step`-th call, and count what is wrong after it; the record is used up."""
     examiner = Examiner(zygote, story, record.folder, record.disk, result)
     rng = random.Random(story.name)
@@ -253,7 +273,9 @@ def examine(zygote: Zygote, story: Story, record: Record, result: Result, *, ste
 class Examiner:
     """Lays states out on a real disk and has them recovered."""
 
-    def __init__(self, zygote: Zygote, story: Story, folder: Path, disk: Disk, result: Result) -> None:
+    def __init__(
+        self, zygote: Zygote, story: Story, folder: Path, disk: Disk, result: Result
+    ) -> None:
         self._story = story
         self._zygote = zygote
         self._folder = folder
@@ -261,7 +283,11 @@ class Examiner:
         self._result = result
         self._tars = set(story.source.tars.values())
         # What lay there damaged before the story began is found by verify, and by no power cut.
-        self._spoilt = {Path(name).stem for name, data in disk.contents() if _is_tar(name) and data not in self._tars}
+        self._spoilt = {
+            Path(name).stem
+            for name, data in disk.contents()
+            if _is_tar(name) and data not in self._tars
+        }
 
     def examine(self, state: dict[str, bytes], how: str) -> None:
         root = self._folder / "state"
@@ -277,13 +303,23 @@ class Examiner:
         problems: list[tuple[str, str]] = []
         store = await asyncio.to_thread(Store.open, root, DiskAmount(10**9), DiskAmount(0))
         try:
-            counted = [each for each in root.rglob("*.*") if "catalogue" not in str(each) and each.stem != "format"]
+            counted = [
+                each
+                for each in root.rglob("*.*")
+                if "catalogue" not in str(each) and each.stem != "format"
+            ]
             on_disk_bytes = sum(each.stat().st_size for each in counted)
             if store.space.used_bytes != on_disk_bytes:
-                problems.append(("wrong", f"{store.space.used_bytes} bytes counted, {on_disk_bytes} there"))
-            problems += [("lost", f"{key} had been flushed") for key in self._certain() - set(store.shards)]
+                problems.append(
+                    ("wrong", f"{store.space.used_bytes} bytes counted, {on_disk_bytes} there")
+                )
             problems += [
-                ("wrong", text) for shard in store.shards.values() for text in await self._faults(store, shard)
+                ("lost", f"{key} had been flushed") for key in self._certain() - set(store.shards)
+            ]
+            problems += [
+                ("wrong", text)
+                for shard in store.shards.values()
+                for text in await self._faults(store, shard)
             ]
             for part in list(root.glob(f"partial/*{PART}")):
                 problems += [("wrong", text) for text in self._bad_parts(store, part)]
@@ -307,7 +343,9 @@ class Examiner:
 
     def _certain(self) -> set[str]:
         names = set(self._disk.certain())
-        tars = {name for name in names if _is_tar(name) and name.removesuffix(TAR) + SIDECAR in names}
+        tars = {
+            name for name in names if _is_tar(name) and name.removesuffix(TAR) + SIDECAR in names
+        }
         return {Path(name).stem for name in tars}
 
     def _bad_parts(self, store: Store, part: Path) -> list[str]:
@@ -315,10 +353,17 @@ class Examiner:
         for url, size_bytes in self._story.source.stored_bytes.items():
             stored = Path(url.removeprefix("file://"))
             if (version := title_of(part).get("version")) and shard_key(url, version) == part.stem:
-                partial = Partial.open(store.layout, RemoteObject(url, version, size_bytes), PART_BYTES)
-                data, kept = stored.read_bytes(), partial.path.read_bytes()
+                partial = Partial.open(
+                    store.layout, RemoteObject(url, version, size_bytes), PART_BYTES
+                )
+                data = stored.read_bytes()
+                kept = partial.path.read_bytes()
                 spans = [slice(at * PART_BYTES, (at + 1) * PART_BYTES) for at in partial.done]
-                return [f"part at {span.start} of {url} is wrong" for span in spans if data[span] != kept[span]]
+                return [
+                    f"part at {span.start} of {url} is wrong"
+                    for span in spans
+                    if data[span] != kept[span]
+                ]
         return []
 
     def start(self, state: dict[str, bytes], how: str) -> None:

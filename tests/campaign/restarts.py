@@ -131,9 +131,13 @@ class Job:
 def compare(result: Result, how: str, read: list[Any], expected: list[Any]) -> None:
     """Count samples with a key and a content that are not those expected, in their order."""
     if read != expected:
-        at = next((i for i, (a, b) in enumerate(zip(read, expected, strict=False)) if a != b), len(read))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(read, expected, strict=False)) if a != b), len(read)
+        )
         story = f"{how}: {len(read)} samples of {len(expected)}, which differ from number {at} on"
-        result.fail("wrong" if set(read) - set(expected) else "lost", f"{story}: {read[at : at + 1]!r:.200}")
+        result.fail(
+            "wrong" if set(read) - set(expected) else "lost", f"{story}: {read[at : at + 1]!r:.200}"
+        )
 
 
 class Ground:
@@ -145,7 +149,9 @@ class Ground:
         store = ThrottledS3(folder / "store", first_byte_s=0.005, connection_bytes_per_s=20e6)
         self.env = stack.enter_context(store).env()
         (folder / "d").mkdir()
-        self.daemon = stack.enter_context(Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=self.env))
+        self.daemon = stack.enter_context(
+            Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=self.env)
+        )
         self._jobs = stack.enter_context(ExitStack())
         self._shape: Shape | None = None
 
@@ -160,9 +166,12 @@ class Ground:
                         self.epochs.append([])
                     else:
                         self.epochs[-1].append((key, number))
-            if self.epochs.pop() or any(sorted(epoch) != sorted(self._samples) for epoch in self.epochs):
+            if self.epochs.pop() or any(
+                sorted(epoch) != sorted(self._samples) for epoch in self.epochs
+            ):
                 raise RuntimeError("an undisturbed job does not read each sample once")
-            self._job, self._shape = self._jobs.enter_context(Job(self.daemon.socket, shape)), shape
+            self._job = self._jobs.enter_context(Job(self.daemon.socket, shape))
+            self._shape = shape
         return self._job
 
     def end_job(self) -> None:
@@ -234,7 +243,9 @@ def freeze(daemon: Daemon, rng: random.Random) -> int:
     return 0
 
 
-def disturbed(shape: Shape, disturb: Disturb, times: int, ground: Ground, result: Result, scale: float) -> None:
+def disturbed(
+    shape: Shape, disturb: Disturb, times: int, ground: Ground, result: Result, scale: float
+) -> None:
     """Disturb the daemon while the job reads, and compare all that it reads."""
     try:
         _disturb(ground.job(shape), disturb, scaled(times, scale), ground, result)
@@ -242,7 +253,9 @@ def disturbed(shape: Shape, disturb: Disturb, times: int, ground: Ground, result
         result.fail("hangs", f"no sample within {HANG_S:g} s")
         ground.end_job()
     except RuntimeError as exn:
-        result.fail("lost" if "shardcache.errors." in str(exn) else "untyped", f"the job ended:\n{exn}")
+        result.fail(
+            "lost" if "shardcache.errors." in str(exn) else "untyped", f"the job ended:\n{exn}"
+        )
         ground.end_job()
 
 
@@ -250,7 +263,9 @@ def _disturb(job: Job, disturb: Disturb, times: int, ground: Ground, result: Res
     """Disturb the daemon so many times, each after some samples, and read on to the end of the epoch."""
     rng = random.Random(f"{SEED}, {result.fault}")
     read: Epoch = []
-    calm, former_s, ready_s = 1, 0.0, math.inf
+    calm = 1
+    former_s = 0.0
+    ready_s = math.inf
     for at_s, key, number in job.samples():
         if key == "epoch":
             compare(result, f"epoch {number}", read, ground.epochs[number])
@@ -263,12 +278,14 @@ def _disturb(job: Job, disturb: Disturb, times: int, ground: Ground, result: Res
             if former_s < ready_s - _DRY_S:
                 result.recovery_s.append(at_s - ready_s)
             ready_s = math.inf
-        former_s, calm = at_s, calm - 1
+        former_s = at_s
+        calm = calm - 1
         if calm <= 0 and result.injected < times:
             if status := disturb(ground.daemon, rng):
                 result.fail("untyped", f"exit status {status} after SIGTERM")
             result.injected += 1
-            ready_s, calm = time.monotonic(), round(rng.random() ** 2 * LONGEST_CALM)
+            ready_s = time.monotonic()
+            calm = round(rng.random() ** 2 * LONGEST_CALM)
 
 
 ROWS = tuple(

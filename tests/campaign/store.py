@@ -8,17 +8,45 @@ from itertools import count
 from pathlib import Path
 
 from campaign.harness import Result, Row, scaled
-from campaign.store_place import PART_BYTES, AzurePlace, GooglePlace, HubPlace, Reading, StorePlace, shard
+from campaign.store_place import (
+    PART_BYTES,
+    AzurePlace,
+    GooglePlace,
+    HubPlace,
+    Reading,
+    StorePlace,
+    shard,
+)
 from support.stores.mischief import Mischief
 
-_SHARDS, _LEAST_SHARDS = 24, 4
+_SHARDS = 24
+_LEAST_SHARDS = 4
 # Half of the answers: some parts come at the first try, some later, and some shards not at all.
 _SHARE = 0.5
 # What a listing can tell to be wrong: it has no checksum, and no ranges.
 _OF_LISTINGS = (
-    *(Mischief.STALL, Mischief.SILENCE, Mischief.LATE, Mischief.DRIP, Mischief.RESET, Mischief.RESET_AT_ONCE),
-    *(Mischief.TRUNCATE, Mischief.HALF_HEAD, Mischief.LENGTH_LESS, Mischief.LENGTH_MORE, Mischief.LENGTH_NONE),
-    *(Mischief.INTERNAL_ERROR, Mischief.SLOW_DOWN, Mischief.TOO_MANY, Mischief.FORBIDDEN, Mischief.TIMEOUT),
+    *(
+        Mischief.STALL,
+        Mischief.SILENCE,
+        Mischief.LATE,
+        Mischief.DRIP,
+        Mischief.RESET,
+        Mischief.RESET_AT_ONCE,
+    ),
+    *(
+        Mischief.TRUNCATE,
+        Mischief.HALF_HEAD,
+        Mischief.LENGTH_LESS,
+        Mischief.LENGTH_MORE,
+        Mischief.LENGTH_NONE,
+    ),
+    *(
+        Mischief.INTERNAL_ERROR,
+        Mischief.SLOW_DOWN,
+        Mischief.TOO_MANY,
+        Mischief.FORBIDDEN,
+        Mischief.TIMEOUT,
+    ),
     *(Mischief.ERROR_AS_200, Mischief.EMPTY, Mischief.GARBAGE, Mischief.ENDLESS_HEAD),
 )
 _READS_OF_LISTINGS = 20
@@ -35,7 +63,12 @@ def ground(folder: Path, scale: float) -> Iterator[StorePlace]:
 
 
 def spoiled(
-    kinds: Sequence[Mischief], share: float, full: int, place: StorePlace, result: Result, scale: float
+    kinds: Sequence[Mischief],
+    share: float,
+    full: int,
+    place: StorePlace,
+    result: Result,
+    scale: float,
 ) -> None:
     """Spoil a share of the answers in some ways."""
     for _ in _until(lambda: place.proxy.done.total(), result, scaled(full, scale)):
@@ -75,7 +108,9 @@ def replaced(place: StorePlace, result: Result, scale: float) -> None:
     for edition in count(1):
         place.evict()
         for number in range(len(place.keys)):
-            place.replace(number, shard(number, edition=edition), before=2 * PART_BYTES, result=result)
+            place.replace(
+                number, shard(number, edition=edition), before=2 * PART_BYTES, result=result
+            )
         place.recover(result, place.read(result))
         place.settle()
         place.recover(result, place.read(result))  # the new edition, and nothing else
@@ -83,7 +118,9 @@ def replaced(place: StorePlace, result: Result, scale: float) -> None:
             break
 
 
-def _elsewhere(kind: type[StorePlace], act: _Act, place: StorePlace, result: Result, scale: float) -> None:
+def _elsewhere(
+    kind: type[StorePlace], act: _Act, place: StorePlace, result: Result, scale: float
+) -> None:
     act(place.other(kind), result, scale)
 
 
@@ -91,13 +128,17 @@ def _rows(kind: type[StorePlace], module: str) -> Iterator[Row]:
     """Yield the rows of another store, whose package may be missing."""
     skip = "" if find_spec(module) else f"{module} is not installed"
     kinds = [mischief for mischief in Mischief if kind is not HubPlace or mischief.method == "GET"]
-    acts: dict[str, _Act] = {mischief.value: partial(spoiled, [mischief], _SHARE, 50) for mischief in kinds}
+    acts: dict[str, _Act] = {
+        mischief.value: partial(spoiled, [mischief], _SHARE, 50) for mischief in kinds
+    }
     acts["any of these, to samples that are read as they arrive"] = dataset
     if kind is not HubPlace:  # there, a url leads to one version
         acts["the object replaced between two ranges"] = replaced
     acts["any of these at random"] = partial(spoiled, kinds, 2 * _SHARE / len(kinds), 600)
     for fault, act in acts.items():
-        yield Row(f"{kind.prefix[:5]} {fault}", partial(_elsewhere, kind, act), slow=True, skip=skip)
+        yield Row(
+            f"{kind.prefix[:5]} {fault}", partial(_elsewhere, kind, act), slow=True, skip=skip
+        )
 
 
 def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None]:
@@ -109,8 +150,13 @@ def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None
 
 
 ROWS = (
-    *(Row(kind.value, partial(spoiled, [kind], _SHARE, 125), slow=kind not in _QUICK) for kind in Mischief),
-    Row("any of these at random", partial(spoiled, list(Mischief), 2 * _SHARE / len(Mischief), 600)),
+    *(
+        Row(kind.value, partial(spoiled, [kind], _SHARE, 125), slow=kind not in _QUICK)
+        for kind in Mischief
+    ),
+    Row(
+        "any of these at random", partial(spoiled, list(Mischief), 2 * _SHARE / len(Mischief), 600)
+    ),
     Row("any of these, to a listing", listings, slow=True),
     Row("any of these, to samples that are read as they arrive", dataset),
     Row("the object replaced between two ranges", replaced),

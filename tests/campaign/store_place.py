@@ -34,7 +34,16 @@ HANG_S = GUARD_S
 _BUCKET = "campaign"
 _READERS = 8
 _FLAGS = (
-    *("--part-size", str(PART_BYTES), "--attempts", "4", "--stall-timeout-s", "1", "--listing-ttl-s", "0"),
+    *(
+        "--part-size",
+        str(PART_BYTES),
+        "--attempts",
+        "4",
+        "--stall-timeout-s",
+        "1",
+        "--listing-ttl-s",
+        "0",
+    ),
     *("--log-level", "error"),
 )
 
@@ -67,18 +76,23 @@ class StorePlace:
     wrong_bytes: ClassVar[set[Mischief]] = {Mischief.FLIP, Mischief.OTHER_BYTES}
 
     def __init__(self, folder: Path, shards: int, stack: ExitStack) -> None:
-        self.bodies = [shard(number) for number in range(shards)]  # the shards; `urls` and `keys` go with them
+        self.bodies = [
+            shard(number) for number in range(shards)
+        ]  # the shards; `urls` and `keys` go with them
         self.keys = [f"{number:04d}.tar" for number in range(shards)]
         self.urls = [self.prefix + key for key in self.keys]
         self._former: dict[int, bytes] = {}
         self._due: set[int] = set()
-        self._folder, self._stack = folder, stack
+        self._folder = folder
+        self._stack = stack
         self._others: dict[type[StorePlace], StorePlace] = {}
         upstream_url = self._serve()
         for number, body in enumerate(self.bodies):
             self.put(number, body)
         objects = dict(zip(self.keys, self.bodies, strict=True))
-        objects |= {hashlib.sha256(body).hexdigest(): body for body in self.bodies}  # the Hub's names of them
+        objects |= {
+            hashlib.sha256(body).hexdigest(): body for body in self.bodies
+        }  # the Hub's names of them
         self.proxy = stack.enter_context(FaultyProxy(upstream_url))
         self.proxy.objects = objects
         self.proxy.other = shard(shards)
@@ -122,7 +136,8 @@ class StorePlace:
             result.injected += 1
 
         self._due.add(number)
-        self._former[number], self.bodies[number] = self.bodies[number], body
+        self._former[number] = self.bodies[number]
+        self.bodies[number] = body
         self.proxy.before(act, key=self.keys[number], start=before)
 
     def settle(self) -> None:
@@ -140,7 +155,9 @@ class StorePlace:
         def empty() -> bool:
             self.daemon.request("POST", "/v1/evict", {"urls": self.urls})
             status = self.daemon.status()
-            return not (status["transfers"] or status["cache"]["shards"])  # a transfer outlives who asked for it
+            return not (
+                status["transfers"] or status["cache"]["shards"]
+            )  # a transfer outlives who asked for it
 
         try:
             eventually(empty, limit_s=HANG_S)
@@ -157,7 +174,11 @@ class StorePlace:
         wanted = list(range(len(self.urls)) if numbers is None else numbers)
         shares = [share for first in range(_READERS) if (share := wanted[first::_READERS])]
         with ThreadPoolExecutor(_READERS) as pool:
-            return [failure for some in pool.map(lambda share: self._read(result, share), shares) for failure in some]
+            return [
+                failure
+                for some in pool.map(lambda share: self._read(result, share), shares)
+                for failure in some
+            ]
 
     def recover(self, result: Result, failures: Sequence[Failure]) -> None:
         """Heal the store, and take the time until each shard that did not come is read right."""
@@ -166,7 +187,9 @@ class StorePlace:
         for failure in failures:
             while again := self.read(result, [failure.number]):
                 if time.monotonic() - healed_s > HANG_S:
-                    result.fail("lost", f"{failure.url} does not come from a healed store: {again[0].error}")
+                    result.fail(
+                        "lost", f"{failure.url} does not come from a healed store: {again[0].error}"
+                    )
                     break
             else:
                 result.recovery_s.append(time.monotonic() - healed_s)
@@ -174,25 +197,35 @@ class StorePlace:
     def list_all(self, result: Result) -> bool:
         """Ask the daemon for all shards by their prefix, and return whether they came."""
         try:
-            found = resolve(DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), [self.prefix], HANG_S)
+            found = resolve(
+                DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), [self.prefix], HANG_S
+            )
         except ShardcacheError as exn:
             if type(exn) is ShardcacheError or exn.url is None:
                 result.fail("untyped", f"{result.fault}: {exn!r}")
             return False
         if [ref.url for ref in found] != self.urls:
-            result.fail("lost", f"{result.fault}: {len(found)} of {len(self.urls)} shards are listed")
+            result.fail(
+                "lost", f"{result.fault}: {len(found)} of {len(self.urls)} shards are listed"
+            )
         return True
 
     def _read(self, result: Result, numbers: Sequence[int]) -> list[Failure]:
-        session = Session(DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), Patience(HANG_S))
+        session = Session(
+            DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), Patience(HANG_S)
+        )
         try:
             session.declare(Plan.of(Manifest.of(map(ShardRef, self.urls)), 0, numbers))
-            outcomes = [self._compare(result, session, at, number) for at, number in enumerate(numbers)]
+            outcomes = [
+                self._compare(result, session, at, number) for at, number in enumerate(numbers)
+            ]
             return [outcome for outcome in outcomes if outcome is not None]
         finally:
             session.close()
 
-    def _compare(self, result: Result, session: Session, position: int, number: int) -> Failure | None:
+    def _compare(
+        self, result: Result, session: Session, position: int, number: int
+    ) -> Failure | None:
         lease = session.lease(position)
         try:
             grant = session.wait(lease)
@@ -249,7 +282,9 @@ class HubPlace(StorePlace):
     """The Hub; the proxy is before the server to which it leads, by urls of which the last 64 are valid."""
 
     prefix = "hf://datasets/org/set/"
-    wrong_bytes = StorePlace.wrong_bytes | {Mischief.OTHER_OBJECT}  # that server's versions are not the Hub's
+    wrong_bytes = StorePlace.wrong_bytes | {
+        Mischief.OTHER_OBJECT
+    }  # that server's versions are not the Hub's
 
     def _serve(self) -> str:
         self._hub = self._stack.enter_context(HubServer())
@@ -268,10 +303,15 @@ class Reading:
     """Reads every shard once, as samples; continues without those that fail, and asks for them again in the end."""
 
     def __init__(self, place: StorePlace, result: Result) -> None:
-        self._place, self._result = place, result
+        self._place = place
+        self._result = result
         shards = {number: samples(number) for number in range(len(place.urls))}
-        self._shard_of = {str(each["__key__"]): number for number, some in shards.items() for each in some}
-        self._bins = {str(each["__key__"]): each["bin"] for some in shards.values() for each in some}
+        self._shard_of = {
+            str(each["__key__"]): number for number, some in shards.items() for each in some
+        }
+        self._bins = {
+            str(each["__key__"]): each["bin"] for some in shards.values() for each in some
+        }
         self._seen: Counter[str] = Counter()
         self._failed: set[str] = set()
 
@@ -279,7 +319,9 @@ class Reading:
         """Read while answers are spoiled: of a shard that does not fail every sample comes, and once."""
         self._read()
         for key, number in self._shard_of.items():
-            if self._seen[key] != 1 and not (self._seen[key] == 0 and self._place.urls[number] in self._failed):
+            if self._seen[key] != 1 and not (
+                self._seen[key] == 0 and self._place.urls[number] in self._failed
+            ):
                 self._result.fail("lost", f"sample {key} came {self._seen[key]} times")
 
     def make_up(self) -> None:
@@ -293,8 +335,11 @@ class Reading:
         self._result.recovery_s.append(time.monotonic() - healed_s)
 
     def _read(self) -> None:
-        urls, socket = self._place.urls, self._place.daemon.socket
-        for sample in ShardDataset(urls, socket=socket, even=None, timeout_s=HANG_S, on_error=self._go_on):
+        urls = self._place.urls
+        socket = self._place.daemon.socket
+        for sample in ShardDataset(
+            urls, socket=socket, even=None, timeout_s=HANG_S, on_error=self._go_on
+        ):
             key = sample["__key__"]
             self._seen[key] += 1
             if sample["bin"] != self._bins.get(key):

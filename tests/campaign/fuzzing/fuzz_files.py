@@ -18,7 +18,14 @@ from shardcache.errors import CorruptShardError, SampleError, ShardError
 from shardcache.shared.protocol import Arriving
 from shardcache.shared.tarindex.grouping import group
 from shardcache.shared.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
-from shardcache.shared.tarindex.tables import Fault, Samples, TarIndex, fault_of, key_of, read_header
+from shardcache.shared.tarindex.tables import (
+    Fault,
+    Samples,
+    TarIndex,
+    fault_of,
+    key_of,
+    read_header,
+)
 from shardcache.store.shard import Facts
 from shardcache_client.reading.leased.shards import ArrivingShard
 from shardcache_client.samples.slicing import Sample, cut, undecoded_columns
@@ -28,7 +35,8 @@ Given = Sample | str | None
 URL = "s3://bucket/a.tar"
 
 # What an index may take of memory for each byte of its tar, and next to that.
-_GROWTH, _MIN_BYTES = 8, 64 * 1024
+_GROWTH = 8
+_MIN_BYTES = 64 * 1024
 
 # What tarfile raises over a tar that it does not like; it has no one class for that.
 _TARFILE_ERRORS = (
@@ -55,14 +63,18 @@ def whole(data: bytes) -> None:
     expected = _by_tarfile(data)
     if expected is not None:
         regular, tail = expected
-        found = [(name, bool(fault) or (start, end - start)) for name, start, end, fault in _files(members)]
+        found = [
+            (name, bool(fault) or (start, end - start))
+            for name, start, end, fault in _files(members)
+        ]
         assert found == regular, f"tarfile has {regular}, the index {found}"
         assert (strict is None) == bool(tail.strip(b"\0")), f"behind the end: {tail[:1000]!r}"
 
 
 def arriving(data: bytes) -> None:
     """Check that no prefix of a tar gives a sample that the whole has not. Its last two bytes say how it comes."""
-    step_bytes, data = 1 + int.from_bytes(data[-2:], "big"), data[:-2]
+    step_bytes = 1 + int.from_bytes(data[-2:], "big")
+    data = data[:-2]
     if not data:
         return
     members = _members(data, require_end=False, ignore_trailing_data=True)
@@ -71,7 +83,9 @@ def arriving(data: bytes) -> None:
     if expected is not None:
         found = list(given)
         assert found == expected[: len(found)], f"the whole gives {expected}, what arrives {found}"
-        assert len(found) >= len(expected) - 1, f"all but the last of {expected} had arrived, {found} were given"
+        assert len(found) >= len(expected) - 1, (
+            f"all but the last of {expected} had arrived, {found} were given"
+        )
         return
     try:
         for _ in given:
@@ -80,13 +94,23 @@ def arriving(data: bytes) -> None:
         pass
 
 
-def _members(data: bytes, *, require_end: bool = True, ignore_trailing_data: bool = False) -> list[Member] | None:
+def _members(
+    data: bytes, *, require_end: bool = True, ignore_trailing_data: bool = False
+) -> list[Member] | None:
     def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
         assert min_bytes <= max_bytes
         return data[at : at + max_bytes]
 
     try:
-        return list(Tar(read, len(data), URL, require_end=require_end, ignore_trailing_data=ignore_trailing_data))
+        return list(
+            Tar(
+                read,
+                len(data),
+                URL,
+                require_end=require_end,
+                ignore_trailing_data=ignore_trailing_data,
+            )
+        )
     except ShardError as exn:
         assert len(str(exn)) < 8192, "an error that nobody would read"
         return None
@@ -114,8 +138,15 @@ def _check_spans(members: list[Member], size_bytes: int) -> None:
 
 
 def _check_size(samples: Samples, tar_bytes: int) -> None:
-    taken = len(samples.keys) + sum(map(len, samples.extensions)) + 20 * len(samples.starts) + 16 * len(samples)
-    assert taken <= _GROWTH * tar_bytes + _MIN_BYTES, f"{tar_bytes} bytes of tar became {taken} of index"
+    taken = (
+        len(samples.keys)
+        + sum(map(len, samples.extensions))
+        + 20 * len(samples.starts)
+        + 16 * len(samples)
+    )
+    assert taken <= _GROWTH * tar_bytes + _MIN_BYTES, (
+        f"{tar_bytes} bytes of tar became {taken} of index"
+    )
 
 
 def _by_tarfile(data: bytes) -> tuple[list[tuple[bytes, bool | tuple[int, int]]], bytes] | None:
@@ -151,7 +182,8 @@ def _sample(given: Iterator[Sample]) -> Given:
 
 def _as_it_arrives(data: bytes, step_bytes: int) -> Iterator[Given]:
     """Read a file of which ever more is there; what is not there yet is noise."""
-    path, ready_bytes = _scratch("arriving"), 0
+    path = _scratch("arriving")
+    ready_bytes = 0
     path.write_bytes(bytes(len(data)).replace(b"\0", b"U"))
 
     def more(beyond: int) -> Arriving | None:
@@ -202,9 +234,12 @@ def sidecar(data: bytes) -> None:
 
 def _check_index(index: TarIndex, header: dict[str, object]) -> None:
     assert index.header == header or header != header, "a header reads otherwise without its tables"
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # the store makes a CorruptShardError of these
+    with contextlib.suppress(
+        KeyError, TypeError, ValueError
+    ):  # the store makes a CorruptShardError of these
         Facts.from_json(header)
-    size_bytes, member = index.header["size_bytes"], 0
+    size_bytes = index.header["size_bytes"]
+    member = 0
     for sample in range(len(index)):
         key_of(index, sample)
         fault_of(index, sample)

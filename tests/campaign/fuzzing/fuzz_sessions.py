@@ -25,7 +25,15 @@ from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.server.listening.activation import ActivatedSockets
 from shardcache.server.process.service_notifier import ServiceNotifier
 from shardcache.shared.lists.shard_columns import Shards
-from shardcache.shared.protocol import REQUESTS, SESSION_PATH, MessageKind, ShardRef, check_indices, parse, written
+from shardcache.shared.protocol import (
+    REQUESTS,
+    SESSION_PATH,
+    MessageKind,
+    ShardRef,
+    check_indices,
+    parse,
+    written,
+)
 from shardcache.shared.versions import PROTOCOL_VERSION
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from support.programs.guard import GUARD_S
@@ -116,7 +124,12 @@ class World:
 
     def _settings(self) -> Settings:
         where = {"cache_dir": self.folder / "cache", "socket": self.socket}
-        limits = {"capacity": "100MB", "min_free": "0", "allow": f"file://{self.folder}/", "log_level": "error"}
+        limits = {
+            "capacity": "100MB",
+            "min_free": "0",
+            "allow": f"file://{self.folder}/",
+            "log_level": "error",
+        }
         return Settings.load(where | limits)
 
     async def _ready(self) -> None:
@@ -145,20 +158,26 @@ class World:
             await asyncio.to_thread(self._compare, grants)
             while not await self._is_quiet():  # asking gives the daemon its turn
                 pass
-        mishaps, self.mishaps[:] = self.mishaps[:], []
+        mishaps = self.mishaps[:]
+        self.mishaps[:] = []
         assert not mishaps, "\n".join(mishaps)
 
     def _compare(self, grants: list[Json]) -> None:
         for grant, url in zip(grants, self.urls, strict=False):
             assert grant["type"] == "leased", grant
             stored = Path(url.removeprefix("file://"))
-            assert Path(grant["path"]).read_bytes() == stored.read_bytes(), "an honest reader got other bytes"
+            assert Path(grant["path"]).read_bytes() == stored.read_bytes(), (
+                "an honest reader got other bytes"
+            )
             self._honest.send(type="release", lease=grant["lease"])
         self._honest.settle()
 
     async def _is_quiet(self) -> bool:
         status = await self.ask("/v1/status")
-        return not status["cache"]["leased_bytes"] and sum(job["sessions"] for job in status["jobs"]) == 1
+        return (
+            not status["cache"]["leased_bytes"]
+            and sum(job["sessions"] for job in status["jobs"]) == 1
+        )
 
     async def ask(self, path: str) -> Any:
         text = await self._get(path)
@@ -201,7 +220,10 @@ class Wire:
     async def open(cls, path: Path) -> "Wire":
         """Connect and shake hands."""
         reader, writer = await asyncio.open_unix_connection(path)
-        ask = b"GET %s HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" % SESSION_PATH.encode()
+        ask = (
+            b"GET %s HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            % SESSION_PATH.encode()
+        )
         writer.write(ask + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n" % _KEY)
         assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
         return cls(reader, writer)
@@ -295,7 +317,13 @@ def _check(answer: Json) -> None:
 
 LIMIT_S = 10.0
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
-_FIRST = ("resolve", "plan", "lease", "more", "explain")  # the kept inputs have the ids of these, in this order
+_FIRST = (
+    "resolve",
+    "plan",
+    "lease",
+    "more",
+    "explain",
+)  # the kept inputs have the ids of these, in this order
 
 
 def answers(data: bytes) -> None:
@@ -334,7 +362,12 @@ def _use_answer(kind: str, answer: Any) -> None:
     match answer:
         case {"type": "manifest", "packed": packed}:
             assert all(isinstance(ref.url, str) for ref in Shards.unpack(packed))
-        case {"type": "leased" | "arriving", "lease": lease, "path": path, "size_bytes": size_bytes}:
+        case {
+            "type": "leased" | "arriving",
+            "lease": lease,
+            "path": path,
+            "size_bytes": size_bytes,
+        }:
             assert type(lease) is int
             assert Path(path).name is not None
             assert size_bytes >= 0

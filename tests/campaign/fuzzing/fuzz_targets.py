@@ -46,7 +46,12 @@ def sidecar(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
     tables = changed[header_end + _CRC.size :]
     if seed % 4 == 1:  # as many key bytes as there is room for
         samples, members, names, faults = counts[1:5]
-        rest = len(tables) - 8 * (2 * members + 2 * samples + names + 3 * faults) - 4 * members - counts[6]
+        rest = (
+            len(tables)
+            - 8 * (2 * members + 2 * samples + names + 3 * faults)
+            - 4 * members
+            - counts[6]
+        )
         counts[5] = max(rest, 0) % 2**64
     _PROLOGUE.pack_into(changed, 0, magic, *counts, zlib.crc32(tables))
     if len(changed) >= header_end + _CRC.size:
@@ -85,9 +90,15 @@ def lines(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
 
 def _sound(rng: random.Random) -> bytes:
     kind, found = rng.choice([*REQUESTS.items(), *ANSWERS.items()])
-    fields = {**found.fields, **{name: each for name, each in found.optional.items() if rng.random() < 0.5}}
+    fields = {
+        **found.fields,
+        **{name: each for name, each in found.optional.items() if rng.random() < 0.5},
+    }
     values: dict[Any, Any] = {str: "a", bool: True, list: [], dict: {}}
-    message = {name: values.get(get_origin(each) or each, rng.randrange(8)) for name, each in fields.items()}
+    message = {
+        name: values.get(get_origin(each) or each, rng.randrange(8))
+        for name, each in fields.items()
+    }
     return json.dumps(message | {"type": kind}).encode()
 
 
