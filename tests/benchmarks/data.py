@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.peers import write_litdata
+from benchmarks.peers import write_lancedb, write_litdata, write_mosaicml
 from support.shards.tars import Sample, make_tar
 
 SHARD_BYTES = 64 * 1024 * 1024
@@ -111,5 +111,31 @@ def make_litdata(dataset: Dataset, say: Progress) -> Path:
             chain.from_iterable(
                 samples(dataset.kind, shard) for shard in range(len(dataset.shards))
             ),
+        )
+    return folder
+
+
+def make_mosaicml(dataset: Dataset, say: Progress) -> Path:
+    """Write the same samples as MosaicML's shards, of the tars' size, where they are not there yet."""
+    folder = dataset.folder.with_name(f"{dataset.folder.name}-mosaicml")
+    if not folder.exists():
+        say(f"converting {dataset.kind.label} samples for streaming")
+        shards = (samples(dataset.kind, shard) for shard in range(len(dataset.shards)))
+        rows = (
+            {"key": sample["__key__"], "jpg": sample["jpg"]}
+            for sample in chain.from_iterable(shards)
+        )
+        columns = {"key": "str", "jpg": "bytes"}
+        write_mosaicml(folder, columns, rows, size_limit=dataset.kind.shard_bytes)
+    return folder
+
+
+def make_lancedb(dataset: Dataset, say: Progress) -> Path:
+    """Write the same samples as a table of LanceDB where they are not there yet; return the database's folder."""
+    folder = dataset.folder.with_name(f"{dataset.folder.name}-lancedb")
+    if not folder.exists():
+        say(f"converting {dataset.kind.label} samples for lancedb")
+        write_lancedb(
+            folder, (samples(dataset.kind, shard) for shard in range(len(dataset.shards)))
         )
     return folder

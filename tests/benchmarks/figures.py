@@ -28,7 +28,16 @@ Name = tuple[Any, ...]
 """Part, unit, row, peer and scale."""
 
 LEVEL = 0.05
-PACKAGES = {"torch", "awscrt", "litdata", "mosaicml-streaming", "obstore", "s5cmd", "webdataset"}
+PACKAGES = {
+    "torch",
+    "awscrt",
+    "lancedb",
+    "litdata",
+    "mosaicml-streaming",
+    "obstore",
+    "s5cmd",
+    "webdataset",
+}
 _HIGHER_IS_BETTER = ("/s", "/CPU-s", "apart")
 _TABLE = re.compile(r"<!--figures:(\S+)-->\n.*?<!--end-->", re.DOTALL)
 _HEAD = "||shardcache|compared with|ratio|\n|---|---|---|---|\n"

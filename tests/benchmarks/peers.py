@@ -3,12 +3,14 @@
 import io
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+LANCEDB_TABLE = "samples"
 
 
 def webdataset(folder: str) -> Any:
@@ -63,3 +65,18 @@ def write_mosaicml(
     with mosaicml().MDSWriter(out=str(folder), columns=columns, exist_ok=True, **how) as writer:
         for item in items:
             writer.write(item)
+
+
+def write_lancedb(folder: Path, shards: Iterable[Iterable[Mapping[str, Any]]]) -> None:
+    """Write samples as a table of LanceDB, a batch for each shard, with the options that it has by default."""
+    import lancedb
+    import pyarrow
+
+    schema = pyarrow.schema({"key": pyarrow.string(), "jpg": pyarrow.large_binary()})
+
+    def batches() -> Iterator[Any]:
+        for shard in shards:
+            rows = [{"key": sample["__key__"], "jpg": sample["jpg"]} for sample in shard]
+            yield pyarrow.RecordBatch.from_pylist(rows, schema)
+
+    lancedb.connect(str(folder)).create_table(LANCEDB_TABLE, batches(), schema)

@@ -13,7 +13,15 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.data import KINDS, Dataset, Kind, make_litdata, make_tars
+from benchmarks.data import (
+    KINDS,
+    Dataset,
+    Kind,
+    make_lancedb,
+    make_litdata,
+    make_mosaicml,
+    make_tars,
+)
 from support.network.certificates import Authority
 from support.programs import daemon
 from support.stores.seaweedfs import SeaweedFS
@@ -122,6 +130,12 @@ class Workplace:
 
     def litdata(self, kind: Kind) -> Path:
         return make_litdata(self.dataset(kind), self.say)
+
+    def mosaicml(self, kind: Kind) -> Path:
+        return make_mosaicml(self.dataset(kind), self.say)
+
+    def lancedb(self, kind: Kind) -> Path:
+        return make_lancedb(self.dataset(kind), self.say)
 
     def url(self, kind: Kind) -> str:
         """Return the url of the kind's shards in the S3 server, as a prefix that ends in "/"."""

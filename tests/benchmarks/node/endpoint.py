@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.data import LARGE, SHARD_BYTES, samples
+from benchmarks.data import LARGE
 from benchmarks.downloads.download import MEMORY
 from benchmarks.downloads.downloaders import Spent, download
 from benchmarks.measure import (
@@ -32,7 +31,6 @@ from benchmarks.measure import (
     tree_cpu_s,
 )
 from benchmarks.node.small_ranges import RANGE_BYTES, answers_per_s
-from benchmarks.peers import write_mosaicml
 from benchmarks.servers import Endpoint, endpoints
 from benchmarks.workplace import BUCKET, Daemon, Workplace
 from support.programs.s3_door import address_of, keys_of, signed
@@ -71,7 +69,7 @@ def measure(place: Workplace) -> Iterator[Row]:
     """Yield speed and cost of answers, as medians, and bytes from the store for each loader."""
     yield from _answers(place)
     yield from _jobs(place, "LitData", _read_litdata, place.litdata(LARGE))
-    yield from _jobs(place, "MosaicML", _read_mosaicml, _mosaicml(place))
+    yield from _jobs(place, "MosaicML", _read_mosaicml, place.mosaicml(LARGE))
 
 
 def _jobs(place: Workplace, loader: str, read: Callable[..., int], folder: Path) -> Iterator[Row]:
@@ -132,18 +130,6 @@ def _read_mosaicml(url: str, folder: str, seed: int) -> int:
         remote=url, local=folder, shuffle=True, shuffle_seed=seed, batch_size=8
     )
     return len({sample["key"] for sample in dataset if len(sample["jpg"]) == LARGE.sample_bytes})
-
-
-def _mosaicml(place: Workplace) -> Path:
-    """Write the same samples as MosaicML's own shards where they are not there yet."""
-    dataset = place.dataset(LARGE)
-    folder = dataset.folder.with_name(f"{dataset.folder.name}-mosaicml")
-    if not folder.exists():
-        place.say(f"converting {LARGE.label} samples for streaming")
-        some = chain.from_iterable(samples(LARGE, shard) for shard in range(len(dataset.shards)))
-        items = ({"key": sample["__key__"], "jpg": sample["jpg"]} for sample in some)
-        write_mosaicml(folder, {"key": "str", "jpg": "bytes"}, items, size_limit=SHARD_BYTES)
-    return folder
 
 
 @contextmanager

@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from email.utils import formatdate
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import escape
 
 from support import TESTS
 from support.network.http_requests import Request, answered
@@ -115,11 +118,14 @@ class Store:
                         await self._answer(Request.parse(head.decode("latin-1")), sock)
                         continue
                     data = await loop.sock_recv(sock, _HEAD_BYTES)
-                # Whoever asked has left, as the campaign's do, or speaks no HTTP.
-                except (OSError, ValueError):
+                except (
+                    OSError,
+                    ValueError,
+                ):  # whoever asked has left, as the campaign's do, or speaks no HTTP
                     return
-                # So asyncio says it if they left before a chunk's first byte.
-                except asyncio.SendfileNotAvailableError:
+                except (
+                    asyncio.SendfileNotAvailableError
+                ):  # so asyncio says it if they left before a chunk's first byte
                     return
                 if not data:
                     return
@@ -153,10 +159,13 @@ class Store:
         self.stats.requests += 1
         await _pause(self.far.first_byte_s)
         path = self.folder / request.path
+        query = parse_qs(urlsplit(request.target).query)
+        if path.is_dir() and "list-type" in query:
+            return listed(path, query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
         if not path.is_file():
             return refusal(404, "NoSuchKey")
         facts = path.stat()
-        etag = f'"{facts.st_mtime_ns:x}{facts.st_size:x}"'
+        etag = etag_of(facts)
         if request.headers.get("if-match") not in (None, "*", etag):
             return refusal(412, "PreconditionFailed")
         headers = {
@@ -185,6 +194,43 @@ class Store:
                     await _pause(pacer.due_s(size_bytes, now_s) - now_s)
                 await loop.sock_sendfile(sock, file, start, size_bytes, fallback=False)
                 self.stats.sent_bytes += size_bytes
+
+
+def listed(bucket: Path, prefix: str, delimiter: str) -> Answer:
+    """Return one page of ListObjectsV2 with all keys of a bucket that begin with a prefix."""
+    keys = sorted(
+        path.relative_to(bucket).as_posix() for path in bucket.rglob("*") if path.is_file()
+    )
+    contents: list[str] = []
+    folders: dict[str, None] = {}
+    for key in keys:
+        if not key.startswith(prefix):
+            continue
+        name, found, _ = (
+            key.removeprefix(prefix).partition(delimiter) if delimiter else (key, "", "")
+        )
+        if found:
+            folders[f"{prefix}{name}{delimiter}"] = None
+            continue
+        facts = (bucket / key).stat()
+        modified = datetime.fromtimestamp(facts.st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        contents.append(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified>"
+            f"<ETag>{etag_of(facts)}</ETag><Size>{facts.st_size}</Size></Contents>"
+        )
+    common = [
+        f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders
+    ]
+    body = (
+        f"<?xml version='1.0'?><ListBucketResult><Name>{escape(bucket.name)}</Name><Prefix>{escape(prefix)}</Prefix>"
+        f"<KeyCount>{len(contents) + len(common)}</KeyCount><IsTruncated>false</IsTruncated>"
+        f"{''.join(contents)}{''.join(common)}</ListBucketResult>"
+    ).encode()
+    return Answer(200, {"content-type": "application/xml", "content-length": str(len(body))}, body)
+
+
+def etag_of(facts: os.stat_result) -> str:
+    return f'"{facts.st_mtime_ns:x}{facts.st_size:x}"'
 
 
 async def _pause(delay_s: float) -> None:
@@ -217,9 +263,9 @@ def main() -> None:
 class ThrottledS3:
     """A server in a process of its own on 127.0.0.1; `/bucket/key` is the file `folder/bucket/key`.
 
-    It knows GET and HEAD of objects, with Range and If-Match; it takes any credentials or none.
-    Entering returns once it listens. Files are sent from the page cache; one that is not there
-    costs every connection the time of the disk.
+    It knows GET and HEAD of objects, with Range and If-Match, and lists a bucket on one page; it
+    takes any credentials or none. Entering returns once it listens. Files are sent from the page
+    cache; one that is not there costs every connection the time of the disk.
     """
 
     endpoint_url: str  # where S3 is spoken; set on entering
