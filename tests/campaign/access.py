@@ -20,20 +20,18 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.canary import Canary
 
 _SCHEMES = [
-    *(
-        "http",
-        "http",
-        "http",
-        "HTTP",
-        "hTTp",
-        "https",
-        "ftp",
-        "sftp",
-        "webhdfs",
-        "gopher",
-        "git",
-        "memory",
-    ),
+    "http",
+    "http",
+    "http",
+    "HTTP",
+    "hTTp",
+    "https",
+    "ftp",
+    "sftp",
+    "webhdfs",
+    "gopher",
+    "git",
+    "memory",
     "data",
 ]
 _STARTS = ["//", "//", "//", "/", "", "///", "\\\\"]
@@ -80,21 +78,19 @@ _CLIMBS = [
 ]
 _SLASHES = ["/", "/", "/", "//", "/./", "%2f", "%252f", "\\", "%5c"]
 _TAILS = [
-    *(
-        "",
-        "",
-        "?x=1",
-        "?a=/../b",
-        "#x",
-        "%00",
-        "%00.tar",
-        ";.tar",
-        ".json",
-        "*",
-        "**/*.tar",
-        "/",
-        "{a,b}",
-    ),
+    "",
+    "",
+    "?x=1",
+    "?a=/../b",
+    "#x",
+    "%00",
+    "%00.tar",
+    ";.tar",
+    ".json",
+    "*",
+    "**/*.tar",
+    "/",
+    "{a,b}",
     "{,/../..}",
 ]
 _STRAY = [
@@ -146,18 +142,20 @@ def _authority(rng: random.Random, places: Places) -> str:
         [
             f"{host}:{canary}"
             for host in (
-                *(
-                    "127.0.0.1",
-                    "localhost",
-                    "[::1]",
-                    "127.1",
-                    "2130706433",
-                    "0x7f000001",
-                    "0177.0.0.1",
-                    "0",
-                    "LOCALHOST.",
-                ),
-                *("[::ffff:127.0.0.1]", "１２７.0.0.1", "127。0。0。1", "127.0.0.1.", "①②⑦.0.0.1"),
+                "127.0.0.1",
+                "localhost",
+                "[::1]",
+                "127.1",
+                "2130706433",
+                "0x7f000001",
+                "0177.0.0.1",
+                "0",
+                "LOCALHOST.",
+                "[::ffff:127.0.0.1]",
+                "１２７.0.0.1",
+                "127。0。0。1",
+                "127.0.0.1.",
+                "①②⑦.0.0.1",
             )
         ]
     )

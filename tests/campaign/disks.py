@@ -47,7 +47,9 @@ class CacheRig:
         urls: of the shards; the first is kept in the cache, the others come and go.
     """
 
-    def __init__(self, root: Path, *flags: str, env: Mapping[str, str] | None = None, capacity: str = "100MB") -> None:
+    def __init__(
+        self, root: Path, *flags: str, env: Mapping[str, str] | None = None, capacity: str = "100MB"
+    ) -> None:
         data = root / "data"
         data.mkdir(parents=True)
         self.urls = [f"file://{path}" for path in write_shards(data, SHARDS, SAMPLES, SIZES)]
@@ -64,7 +66,8 @@ class CacheRig:
         self._threads.shutdown(cancel_futures=True)
 
     def read(self, number: int) -> bool:
-        """Return whether a shard's samples are those that were written; raise what reading them raises.
+        """Return whether a shard's samples are those that were written; raise what reading them
+        raises.
 
         By then, the shard is published, unless the disk fails.
         """
@@ -95,7 +98,10 @@ class CacheRig:
     def accounts(self) -> tuple[int, int]:
         """Return how many bytes the daemon says are used, and how many the files take, once nothing is under way."""
         with suppress(TimeoutError):
-            eventually(lambda: len(set(self._accounts())) == 1 and not self.daemon.status()["transfers"], limit_s=60.0)
+            eventually(
+                lambda: len(set(self._accounts())) == 1 and not self.daemon.status()["transfers"],
+                limit_s=60.0,
+            )
         return self._accounts()
 
     def _accounts(self) -> tuple[int, int]:
@@ -173,7 +179,9 @@ class Trial:
 
 
 @contextmanager
-def rigged(result: Result, parent: Path, *flags: str, shim: bool = False) -> Iterator[tuple[CacheRig, Trial, Shim]]:
+def rigged(
+    result: Result, parent: Path, *flags: str, shim: bool = False
+) -> Iterator[tuple[CacheRig, Trial, Shim]]:
     """Run a daemon that has one shard cached, with the cache in `parent`/cache."""
     control = Shim(parent / "shim", root=parent / "cache") if shim else None
     with CacheRig(parent, *flags, env=control.env() if control else None) as rig:
@@ -211,13 +219,23 @@ class Calls:
 CALLS = (
     Calls("ENOSPC at each call that changes a file, once", errno.ENOSPC),
     Calls("EIO at each call that changes a file, once", errno.EIO),
-    Calls("EDQUOT at each write and allocation, once", errno.EDQUOT, ops=(Op.WRITE, Op.ALLOCATE, Op.CREATE)),
+    Calls(
+        "EDQUOT at each write and allocation, once",
+        errno.EDQUOT,
+        ops=(Op.WRITE, Op.ALLOCATE, Op.CREATE),
+    ),
     Calls("each write cut short", 0, FOR_EVER, (Op.WRITE,), Action.SHORT),
     Calls("ENOSPC from each call on", errno.ENOSPC, FOR_EVER),
     Calls("EIO from each call on", errno.EIO, FOR_EVER),
     Calls("EROFS from each call on", errno.EROFS, FOR_EVER),
     Calls("EIO at each call of the catalogue, from it on", errno.EIO, FOR_EVER, match="catalogue"),
-    Calls("EIO at reads of what arrives, from each on", errno.EIO, FOR_EVER, (Op.READ, Op.OPEN), match="/partial/"),
+    Calls(
+        "EIO at reads of what arrives, from each on",
+        errno.EIO,
+        FOR_EVER,
+        (Op.READ, Op.OPEN),
+        match="/partial/",
+    ),
 )
 
 
@@ -228,7 +246,14 @@ def failing_calls(fault: Calls, parent: Path, result: Result, scale: float) -> N
         for number in _numbers(scaled(60, scale, 3)):
             story = f"call {at}, shard {number}"
             rig.evict()
-            shim.arm(fault.action, at=at, times=fault.times, ops=fault.ops, match=fault.match, error=fault.error)
+            shim.arm(
+                fault.action,
+                at=at,
+                times=fault.times,
+                ops=fault.ops,
+                match=fault.match,
+                error=fault.error,
+            )
             trial.ask(number, story)
             if fault.times == FOR_EVER:
                 trial.ask_cached(story)
@@ -268,14 +293,20 @@ def replaced(parent: Path, result: Result, scale: float) -> None:
 
 def flipped(parent: Path, result: Result, scale: float) -> None:
     """Flip a byte of a published file: the scrub finds it, and the next reader gets the shard afresh."""
-    with rigged(result, _new_folder(parent), "--scrub-rate", "100MB", "--scrub-pause-s", "0") as (rig, trial, _):
+    with rigged(result, _new_folder(parent), "--scrub-rate", "100MB", "--scrub-pause-s", "0") as (
+        rig,
+        trial,
+        _,
+    ):
         for number in range(scaled(8, scale, 2)):
             (tar,) = (rig.daemon.cache_dir / "shards").rglob("*.tar")
             at = 4096 * number + 777
             flip(tar, at)
             begun_s = time.monotonic()
             try:
-                eventually(lambda wanted=number + 1: rig.daemon.status()["scrub"]["corrupt"] >= wanted)  # type: ignore[misc]
+                eventually(
+                    lambda wanted=number + 1: rig.daemon.status()["scrub"]["corrupt"] >= wanted
+                )  # type: ignore[misc]
             except TimeoutError:
                 result.fail("hangs", f"byte {at} was not found")
                 break
@@ -339,7 +370,10 @@ def bad_filesystem(
 def gives_way(parent: Path, result: Result, scale: float) -> None:
     """Others fill the filesystem to its last byte: what nobody reads goes, and there is room for what is read."""
     folder = _new_folder(parent)
-    with Tmpfs(folder / "cache", size_bytes=8_000_000) as disk, rigged(result, folder) as (rig, trial, _):
+    with (
+        Tmpfs(folder / "cache", size_bytes=8_000_000) as disk,
+        rigged(result, folder) as (rig, trial, _),
+    ):
         for number in _numbers(scaled(8, scale), first=0):
             for other in range(SHARDS):
                 trial.ask(other, result.fault)
@@ -397,19 +431,33 @@ _NEEDS_CC = "" if HAS_CC else "needs a C compiler"
 _NEEDS_MOUNTS = "" if may_mount() else "needs root, who may mount"
 _QUICK_CALL = "ENOSPC at each call that changes a file, once"
 ROWS = (
-    *(Row(call.name, partial(failing_calls, call), call.name != _QUICK_CALL, _NEEDS_CC) for call in CALLS),
+    *(
+        Row(call.name, partial(failing_calls, call), call.name != _QUICK_CALL, _NEEDS_CC)
+        for call in CALLS
+    ),
     Row("cache folder deleted", removed, slow=True),
     Row("cache folder replaced and put back", replaced),
     Row("a byte flipped in a published shard", flipped),
     *(
         Row(name, act, skip=_NEEDS_MOUNTS)
         for name, act in (
-            ("filesystem full, and nothing can go", partial(bad_filesystem, Tmpfs.fill, Tmpfs.relieve, held=True)),
+            (
+                "filesystem full, and nothing can go",
+                partial(bad_filesystem, Tmpfs.fill, Tmpfs.relieve, held=True),
+            ),
             ("filesystem full, and the cache can give way", gives_way),
-            ("no inodes left", partial(bad_filesystem, Tmpfs.use_up_inodes, Tmpfs.relieve, inodes=600)),
+            (
+                "no inodes left",
+                partial(bad_filesystem, Tmpfs.use_up_inodes, Tmpfs.relieve, inodes=600),
+            ),
             (
                 "remounted read-only",
-                partial(bad_filesystem, lambda disk: eventually(disk.turn_read_only), Tmpfs.turn_writable, apart=True),
+                partial(
+                    bad_filesystem,
+                    lambda disk: eventually(disk.turn_read_only),
+                    Tmpfs.turn_writable,
+                    apart=True,
+                ),
             ),
         )
     ),

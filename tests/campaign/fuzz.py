@@ -27,8 +27,8 @@ _LEAST_RUNS = 150
 _MOST_BYTES = 8192
 _HANG_S = 30
 _MEMORY_MB = 2048
-# libFuzzer looks at its limits between two inputs; this is for when it does not come back. It includes the start, in
-# which every module is instrumented.
+# libFuzzer looks at its limits between two inputs; this is for when it does not come back. It
+# includes the start, in which every module is instrumented.
 _GRACE_S = 2 * GUARD_S
 
 

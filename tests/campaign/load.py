@@ -1,7 +1,8 @@
-"""Fifty-six readers of ten thousand shards in a cache for some hundred, for ten minutes in which nothing is spared.
+"""Fifty-six readers of ten thousand shards in a cache for some hundred, for ten minutes in which
+nothing is spared.
 
-Run as a program it is their store, which breaks a share of its answers: each line of its input is that share from then
-on, and the answer to it how many it has broken so far.
+Run as a program it is their store, which breaks a share of its answers: each line of its input is
+that share from then on, and the answer to it how many it has broken so far.
 """
 
 import asyncio
@@ -37,7 +38,8 @@ from support.stores.spoiling_server import Rule
 SHARDS = 10_000
 _BROKEN_SHARE = 0.05
 _QUIET_S = 120.0
-# On a machine that does other things, some trouble may be longer in coming; longer than all tries for one shard.
+# On a machine that does other things, some trouble may be longer in coming; longer than all tries
+# for one shard.
 _PATIENCE_S = 120.0
 _SLACK_BYTES = 48 * 1024 * 1024  # what the allocator keeps of memory that is free again
 _THREADS = 48  # the daemon's pool of 32, one for the catalogue, and what libraries run
@@ -134,7 +136,8 @@ def _store() -> Iterator[tuple[str, Callable[[float], int]]]:
 
 
 class Load:
-    """All that goes on around a daemon, each in a thread of its own, until it has lasted long enough.
+    """All that goes on around a daemon, each in a thread of its own, until it has lasted long
+    enough.
 
     Args:
         share: of the full load; never so little that nothing would meet anything.
@@ -231,7 +234,8 @@ class Load:
 
     def _never_listen(self, result: Result) -> None:
         with RawSession(self._daemon, "deaf") as session:
-            # The daemon takes no more of them than it can answer: a thread sends for as long as it is let.
+            # The daemon takes no more of them than it can answer: a thread sends for as long as it
+            # is let.
             resolve = {
                 "type": "resolve",
                 "id": 1,
@@ -344,15 +348,14 @@ def is_quiet(daemon: Daemon) -> bool:
 
 
 _ROWS = (
-    *(
-        "broken answers",
-        "torn sessions",
-        "flood",
-        "deaf readers",
-        "half-open connections",
-        "warm given up",
-    ),
-    *("evictions", "nothing is left"),
+    "broken answers",
+    "torn sessions",
+    "flood",
+    "deaf readers",
+    "half-open connections",
+    "warm given up",
+    "evictions",
+    "nothing is left",
 )
 ROWS = tuple(Row(name, partial(_take, number), slow=True) for number, name in enumerate(_ROWS))
 

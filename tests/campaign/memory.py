@@ -1,5 +1,5 @@
-"""Small inputs that stand for a lot: the peak of memory of the daemon and of the processes that it started over each,
-and whether it continues answering.
+"""Small inputs that stand for a lot: the peak of memory of the daemon and of the processes that it
+started over each, and whether it continues answering.
 """
 
 import contextlib

@@ -1,8 +1,10 @@
-"""The power is cut at each call by which the daemon changes a file, and the disk left in states that fsync allows.
+"""The power is cut at each call by which the daemon changes a file, and the disk left in states
+that fsync allows.
 
-The calls of undisturbed lives are logged and replayed in a model of a disk; the store's own recovery is run over what
-that disk may hold. What is visible must be right, what had been flushed must be there, and parts that are gone on with
-must be those of the store. A sample of the states is given to the daemon itself.
+The calls of undisturbed lives are logged and replayed in a model of a disk; the store's own
+recovery is run over what that disk may hold. What is visible must be right, what had been flushed
+must be there, and parts that are gone on with must be those of the store. A sample of the states is
+given to the daemon itself.
 """
 
 import asyncio
@@ -108,13 +110,15 @@ class Chance:
 
 
 class Disk:
-    """A folder as the calls of a log leave it, on a filesystem that promises no more than fsync does.
+    """A folder as the calls of a log leave it, on a filesystem that promises no more than fsync
+    does.
 
-    A name holds any of the values that it had since its folder was last flushed, each name for itself; a block of a
-    file holds any of the contents that it had since the file was last flushed, or nonsense where the last one never
-    reached the disk; a file has any of its sizes since then. That is weaker than what ext4, xfs or btrfs promise, as in
-    ALICE (Pillai et al., OSDI 2014), whose authors found most of the bugs of this kind in the orders that filesystems
-    may, but seldom do, write in.
+    A name holds any of the values that it had since its folder was last flushed, each name for
+    itself; a block of a file holds any of the contents that it had since the file was last flushed,
+    or nonsense where the last one never reached the disk; a file has any of its sizes since then.
+    That is weaker than what ext4, xfs or btrfs promise, as in ALICE (Pillai et al., OSDI 2014),
+    whose authors found most of the bugs of this kind in the orders that filesystems may, but seldom
+    do, write in.
     """
 
     def __init__(self, root: Path) -> None:
@@ -192,7 +196,8 @@ class Disk:
     def contents(self) -> Iterator[tuple[str, bytes]]:
         """Yield name and content of each file as the running system sees it."""
         for name in self._entries:
-            if (number := self._present(name)) not in (None, _FOLDER):
+            number = self._present(name)
+            if number not in (None, _FOLDER):
                 yield name, bytes(self._files[number].data)
 
     def certain(self) -> Iterator[str]:
@@ -352,7 +357,8 @@ class Examiner:
         """Return which of the parts that a download would continue with are not the store's."""
         for url, size_bytes in self._story.source.stored_bytes.items():
             stored = Path(url.removeprefix("file://"))
-            if (version := title_of(part).get("version")) and shard_key(url, version) == part.stem:
+            version = title_of(part).get("version")
+            if version and shard_key(url, version) == part.stem:
                 partial = Partial.open(
                     store.layout, RemoteObject(url, version, size_bytes), PART_BYTES
                 )

@@ -31,7 +31,8 @@ MEMBER = "bin"
 MEMBER_BYTES = 8 * 1024
 PERIOD = 3
 """Epochs that differ; those after them are the same again."""
-# Room for what is in hand and a little more: every epoch needs the daemon, and most of it the store.
+# Room for what is in hand and a little more: every epoch needs the daemon, and most of it the
+# store.
 CAPACITY = "4MB"
 FLAGS = ("--part-size", "65536", "--shard-connections", "2")
 # Samples between two disturbances: so many at most.
@@ -112,9 +113,11 @@ class Job:
         self._printed.put((time.monotonic(), ""))
 
     def samples(self) -> Iterator[tuple[float, str, int]]:
-        """Yield when each sample came, its key and its checksum; at the end of an epoch "epoch" and its number.
+        """Yield when each sample came, its key and its checksum; at the end of an epoch "epoch" and
+        its number.
 
-        Raises queue.Empty if none comes for `HANG_S`, and RuntimeError with the end of its log if the job fails.
+        Raises queue.Empty if none comes for `HANG_S`, and RuntimeError with the end of its log if
+        the job fails.
         """
         while True:
             at_s, line = self._printed.get(timeout=HANG_S)

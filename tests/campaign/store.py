@@ -25,33 +25,31 @@ _LEAST_SHARDS = 4
 _SHARE = 0.5
 # What a listing can tell to be wrong: it has no checksum, and no ranges.
 _OF_LISTINGS = (
-    *(
-        Mischief.STALL,
-        Mischief.SILENCE,
-        Mischief.LATE,
-        Mischief.DRIP,
-        Mischief.RESET,
-        Mischief.RESET_AT_ONCE,
-    ),
-    *(
-        Mischief.TRUNCATE,
-        Mischief.HALF_HEAD,
-        Mischief.LENGTH_LESS,
-        Mischief.LENGTH_MORE,
-        Mischief.LENGTH_NONE,
-    ),
-    *(
-        Mischief.INTERNAL_ERROR,
-        Mischief.SLOW_DOWN,
-        Mischief.TOO_MANY,
-        Mischief.FORBIDDEN,
-        Mischief.TIMEOUT,
-    ),
-    *(Mischief.ERROR_AS_200, Mischief.EMPTY, Mischief.GARBAGE, Mischief.ENDLESS_HEAD),
+    Mischief.STALL,
+    Mischief.SILENCE,
+    Mischief.LATE,
+    Mischief.DRIP,
+    Mischief.RESET,
+    Mischief.RESET_AT_ONCE,
+    Mischief.TRUNCATE,
+    Mischief.HALF_HEAD,
+    Mischief.LENGTH_LESS,
+    Mischief.LENGTH_MORE,
+    Mischief.LENGTH_NONE,
+    Mischief.INTERNAL_ERROR,
+    Mischief.SLOW_DOWN,
+    Mischief.TOO_MANY,
+    Mischief.FORBIDDEN,
+    Mischief.TIMEOUT,
+    Mischief.ERROR_AS_200,
+    Mischief.EMPTY,
+    Mischief.GARBAGE,
+    Mischief.ENDLESS_HEAD,
 )
 _READS_OF_LISTINGS = 20
 _Act = Callable[[StorePlace, Result, float], None]
-# Of the kinds that differ little to a reader, the quick tests play one; tests of web servers play each.
+# Of the kinds that differ little to a reader, the quick tests play one; tests of web servers play
+# each.
 _QUICK = {Mischief.ERROR_AS_200, Mischief.FLIP, Mischief.HEAD_SILENCE}
 
 

@@ -34,17 +34,16 @@ HANG_S = GUARD_S
 _BUCKET = "campaign"
 _READERS = 8
 _FLAGS = (
-    *(
-        "--part-size",
-        str(PART_BYTES),
-        "--attempts",
-        "4",
-        "--stall-timeout-s",
-        "1",
-        "--listing-ttl-s",
-        "0",
-    ),
-    *("--log-level", "error"),
+    "--part-size",
+    str(PART_BYTES),
+    "--attempts",
+    "4",
+    "--stall-timeout-s",
+    "1",
+    "--listing-ttl-s",
+    "0",
+    "--log-level",
+    "error",
 )
 
 
@@ -72,7 +71,8 @@ class StorePlace:
 
     prefix: ClassVar[str] = f"s3://{_BUCKET}/"
     version: ClassVar[str] = "etag"  # header of the version in answers
-    # Wrong samples are noticed when the shard is whole; who reads it as it arrives has had them by then.
+    # Wrong samples are noticed when the shard is whole; who reads it as it arrives has had them by
+    # then.
     wrong_bytes: ClassVar[set[Mischief]] = {Mischief.FLIP, Mischief.OTHER_BYTES}
 
     def __init__(self, folder: Path, shards: int, stack: ExitStack) -> None:
@@ -105,7 +105,8 @@ class StorePlace:
     def other(self, kind: "type[StorePlace]") -> "StorePlace":
         """Return the same with another store, started when it is first wanted."""
         if kind not in self._others:
-            (folder := self._folder / kind.prefix[:2]).mkdir()
+            folder = self._folder / kind.prefix[:2]
+            folder.mkdir()
             self._others[kind] = kind(folder, len(self.bodies), self._stack)
         return self._others[kind]
 
@@ -167,7 +168,8 @@ class StorePlace:
             raise
 
     def read(self, result: Result, numbers: Iterable[int] | None = None) -> list[Failure]:
-        """Read shards by several readers at a time, compare them with the store's, and count what is not right.
+        """Read shards by several readers at a time, compare them with the store's, and count what
+        is not right.
 
         Returns those that did not come; a typed error for them is no harm.
         """

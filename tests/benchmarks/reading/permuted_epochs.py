@@ -1,9 +1,11 @@
-"""Two epochs from a store that is far away, with disk for half of the data: all samples permuted, or a window.
+"""Two epochs from a store that is far away, with disk for half of the data: all samples permuted,
+or a window.
 
-Beside our two orders run LanceDB's `StreamingDataset`, which permutes all rows and keeps nothing on disk, and
-MosaicML's `StreamingDataset` with its order "py1e". MosaicML downloads whole shards: its block is a sixth of the data,
-so that the shards that it mixes, and those that it downloads ahead, fit into its disk. Each has two workers, a step of
-a fixed length, the memory that it takes by default, and its own client of S3.
+Beside our two orders run LanceDB's `StreamingDataset`, which permutes all rows and keeps nothing on
+disk, and MosaicML's `StreamingDataset` with its order "py1e". MosaicML downloads whole shards: its
+block is a sixth of the data, so that the shards that it mixes, and those that it downloads ahead,
+fit into its disk. Each has two workers, a step of a fixed length, the memory that it takes by
+default, and its own client of S3.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +22,10 @@ from benchmarks.workplace import Daemon, Workplace
 from support.programs.cli import shardcache
 from support.stores.throttled_s3 import ThrottledS3
 
-GLOBAL, WINDOW = "global", "window of 8"
-LANCEDB, MOSAICML = "lancedb", "mosaicml py1e"
+GLOBAL = "global"
+WINDOW = "window of 8"
+LANCEDB = "lancedb"
+MOSAICML = "mosaicml py1e"
 EPOCHS = 2
 MOSAICML_BLOCKS = 6
 _SEED = 7
@@ -159,7 +163,8 @@ def train_lancedb(url: str, samples: int) -> list[Course]:
     from lancedb.streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
-    # Its documentation advises against fork. No clock runs yet while the server imports what the workers need.
+    # Its documentation advises against fork. No clock runs yet while the server imports what the
+    # workers need.
     multiprocessing.set_forkserver_preload(["torch", "lancedb.streaming"])
     forkserver.ensure_running()
     table = lancedb.connect(url).open_table(LANCEDB_TABLE)
@@ -202,7 +207,8 @@ def train_mosaicml(url: str, folder: str, disk_bytes: int, samples: int) -> list
         batch_size=BATCH_SAMPLES,
         cache_limit=disk_bytes,
     )
-    # Its forked workers would share the connection on which it got the index, and read each other's answers.
+    # Its forked workers would share the connection on which it got the index, and read each other's
+    # answers.
     for stream in dataset.streams:
         stream._downloader.clean_up()
     loader = loader_of(dataset)

@@ -150,7 +150,8 @@ def _check_size(samples: Samples, tar_bytes: int) -> None:
 
 
 def _by_tarfile(data: bytes) -> tuple[list[tuple[bytes, bool | tuple[int, int]]], bytes] | None:
-    """Return the regular files as tarfile sees them and the bytes behind the block of zeros where it stops.
+    """Return the regular files as tarfile sees them and the bytes behind the block of zeros where
+    it stops.
 
     None where it does not read on to such a block.
     """

@@ -80,11 +80,12 @@ def _use(parsed: Json, request: MessageKind) -> None:
 
 
 def session(data: bytes) -> None:
-    """Play one session; each line is a message, where `@0` to `@2` stand for the urls of shards that exist, `@f` for
-    their fingerprint, and a list of urls in `packed` for what is sent of it.
+    """Play one session; each line is a message, where `@0` to `@2` stand for the urls of shards
+    that exist, `@f` for their fingerprint, and a list of urls in `packed` for what is sent of it.
 
-    An empty line waits for answers, one that begins with a NUL goes over the wire as it is, without a frame, and
-    `eof` closes the sending half. Unless the first line says hello itself, that is said before.
+    An empty line waits for answers, one that begins with a NUL goes over the wire as it is, without
+    a frame, and `eof` closes the sending half. Unless the first line says hello itself, that is
+    said before.
     """
     world = _world()
     world.loop.run_until_complete(world.play(data))
@@ -118,7 +119,8 @@ class World:
         )
         self._serving = self.loop.create_task(run.serve(ActivatedSockets()))
         self.loop.run_until_complete(self._ready())
-        # This loop runs now and then: in between, nobody would read what each signal writes to it, until it is full.
+        # This loop runs now and then: in between, nobody would read what each signal writes to it,
+        # until it is full.
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.remove_signal_handler(number)
 
@@ -143,7 +145,8 @@ class World:
     async def play(self, data: bytes) -> None:
         """Play one session and wait until it is forgotten.
 
-        An honest reader has a shard in hand all the while, gets another before the session ends, and compares both.
+        An honest reader has a shard in hand all the while, gets another before the session ends,
+        and compares both.
         """
         for number, url in enumerate(self.urls):
             data = data.replace(b"@%d" % number, url.encode())

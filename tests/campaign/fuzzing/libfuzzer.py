@@ -1,4 +1,5 @@
-"""`python -m campaign.fuzzing.libfuzzer TARGET [libFuzzer's own arguments]`: give a target inputs that cover more code.
+"""`python -m campaign.fuzzing.libfuzzer TARGET [libFuzzer's own arguments]`: give a target inputs
+that cover more code.
 
 https://llvm.org/docs/LibFuzzer.html, https://github.com/google/atheris
 """

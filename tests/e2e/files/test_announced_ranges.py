@@ -55,7 +55,9 @@ class PartReader:
         self._session = RawSession(daemon, bundles=True)
         assert self._session.welcome["range_plans"]
         size_bytes = PARTS * PART_BYTES
-        refs = [ShardRef(store.url(f"/{number}.bin"), '"1"', size_bytes) for number in range(OBJECTS)]
+        refs = [
+            ShardRef(store.url(f"/{number}.bin"), '"1"', size_bytes) for number in range(OBJECTS)
+        ]
         answer = self._session.plan(refs, list(range(OBJECTS)), wanted="ranges")
         assert answer["type"] == "ok"
 
@@ -91,7 +93,9 @@ def fetched_parts(store: Canary) -> int:
     return store.asked_bytes(".bin") // PART_BYTES
 
 
-def test_announced_order_keeps_the_parts_that_are_needed_soonest(store: Canary, node: Daemon) -> None:
+def test_announced_order_keeps_the_parts_that_are_needed_soonest(
+    store: Canary, node: Daemon
+) -> None:
     """Of three permutations, a cache of half serves far more than without the announcement."""
     fetched = []
     for has_announced in (False, True):

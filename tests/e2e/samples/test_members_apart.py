@@ -94,7 +94,9 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
         yield running
 
 
-def test_large_member_between_the_chosen_ones_is_not_fetched(store: Canary, node: Daemon, tmp_path: Path) -> None:
+def test_large_member_between_the_chosen_ones_is_not_fetched(
+    store: Canary, node: Daemon, tmp_path: Path
+) -> None:
     """Of each sample with 1 MB in between, one or two parts at either end."""
     samples = samples_with(1_000_000)
     url = put_dataset(store, node, tmp_path, samples)
@@ -111,7 +113,9 @@ def test_large_member_between_the_chosen_ones_is_not_fetched(store: Canary, node
     eventually(lambda: node.leases() == 0)
 
 
-def test_small_member_between_the_chosen_ones_is_fetched_with_them(store: Canary, node: Daemon, tmp_path: Path) -> None:
+def test_small_member_between_the_chosen_ones_is_fetched_with_them(
+    store: Canary, node: Daemon, tmp_path: Path
+) -> None:
     """By one request for each sample: a second one would cost more than these bytes."""
     samples = samples_with(200_000)
     url = put_dataset(store, node, tmp_path, samples)
@@ -145,7 +149,9 @@ def test_every_sample_is_read_in_any_order(store: Canary, node: Daemon, tmp_path
     assert found == list(map(chosen_of, samples))
 
 
-def test_sample_of_a_replaced_shard_is_an_error(store: Canary, node: Daemon, tmp_path: Path) -> None:
+def test_sample_of_a_replaced_shard_is_an_error(
+    store: Canary, node: Daemon, tmp_path: Path
+) -> None:
     """Its members are of two versions otherwise; no lease is left behind."""
     samples = samples_with(1_000_000)
     url = put_dataset(store, node, tmp_path, samples)

@@ -14,10 +14,34 @@ from support.stores.buckets import Bucket, MotoS3, new_bucket
 
 REQUESTS = 150
 TOKENS = (
-    *(b"\r\n", b"\n", b"\x00", b"\xff", b" ", b"\t", b"%", b"%2e%2e/", b"%00", b"/", b"//", b"?"),
-    *(b"&", b"=", b";", b",", b"+", b"%2F", b"team/", b"?partNumber=1", b"&x-id=a"),
-    *(b"\r\nRange: bytes=1-2", b"\r\nX-Amz-Date: 20260101T000000Z", b"\r\nOrigin: http://a"),
-    *(b"\r\nHost: 127.0.0.1", b"\r\nAuthorization: AWS4-HMAC-SHA256", b"Signature=", b"9" * 5000),
+    b"\r\n",
+    b"\n",
+    b"\x00",
+    b"\xff",
+    b" ",
+    b"\t",
+    b"%",
+    b"%2e%2e/",
+    b"%00",
+    b"/",
+    b"//",
+    b"?",
+    b"&",
+    b"=",
+    b";",
+    b",",
+    b"+",
+    b"%2F",
+    b"team/",
+    b"?partNumber=1",
+    b"&x-id=a",
+    b"\r\nRange: bytes=1-2",
+    b"\r\nX-Amz-Date: 20260101T000000Z",
+    b"\r\nOrigin: http://a",
+    b"\r\nHost: 127.0.0.1",
+    b"\r\nAuthorization: AWS4-HMAC-SHA256",
+    b"Signature=",
+    b"9" * 5000,
 )
 """What is inserted into requests, besides single bytes."""
 

@@ -212,7 +212,9 @@ def test_half_an_epoch_ahead_saves_much_over_the_sieve(readers: int) -> None:
     st.integers(0, 400),
 )
 @examples(20)
-def test_more_announced_parts_never_cost_much(seed: int, readers: int, cached: int, announced: int) -> None:
+def test_more_announced_parts_never_cost_much(
+    seed: int, readers: int, cached: int, announced: int
+) -> None:
     all_orders = orders(seed, readers, epochs=2)
     unannounced = fetched_parts(all_orders, cached, announced=0)
     assert fetched_parts(all_orders, cached, announced=announced) <= unannounced * 1.05

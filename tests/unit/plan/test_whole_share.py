@@ -21,7 +21,9 @@ PART_BYTES = 256 * KIB
         (0.01, None, 1.0),
     ],
 )
-def test_share_follows_from_the_prices(per_gb: float | None, per_1000: float | None, share: float) -> None:
+def test_share_follows_from_the_prices(
+    per_gb: float | None, per_1000: float | None, share: float
+) -> None:
     """Dear bytes ask for parts, dear requests for the whole; without prices it is half."""
     assert whole_share(None, PART_BYTES, per_gb, per_1000) == pytest.approx(share, abs=0.005)
 

@@ -13,7 +13,11 @@ def row_of(sizes: dict[str, list[int | None]], irregular: Collection[int] = ()) 
     """Return the row of a table that describes samples with members of some sizes."""
     count = len(next(iter(sizes.values())))
     blocks = [
-        sum(1 + -(-size // BLOCK_BYTES) for size in (column[place] for column in sizes.values()) if size is not None)
+        sum(
+            1 + -(-size // BLOCK_BYTES)
+            for size in (column[place] for column in sizes.values())
+            if size is not None
+        )
         for place in range(count)
     ]
     return {
@@ -61,7 +65,10 @@ def test_gaps_of_a_sample_are_its_own() -> None:
     )
     spans = RowSpans.of(row, {"a", "b", "c"}.__contains__)
 
-    assert [stop - start for start, stop in spans.gaps_of(0)] == [blocks_of(MIB), blocks_of(2 * MIB)]
+    assert [stop - start for start, stop in spans.gaps_of(0)] == [
+        blocks_of(MIB),
+        blocks_of(2 * MIB),
+    ]
     assert [stop - start for start, stop in spans.gaps_of(1)] == [blocks_of(2 * MIB)]
     assert spans.gaps_of(2) == ()
 
