@@ -99,9 +99,9 @@ does not wait for these bytes.
 If `welcome` has `range_plans`, `plan_ranges` may announce ranges that are leased later, in order:
 none of them is fetched, but the parts that are needed soonest stay cached. `ranges` has four
 numbers for each: its `number`, and `position`, `start` and `beyond` of its lease. The numbers must
-not decrease; ranges that belong together, such as pieces of one sample, have the same. The `lease`
-on the last of these has this `number`, too, and its release ends all ranges up to it. A message
-goes on with the announced order, or `begins` another one.
+not decrease; pieces of one sample have the same. The `lease` on the last of them has this `number`,
+too, and its release ends all ranges up to it. A message goes on with the announced order, or
+`begins` another one.
 
 Readers of many small ranges would spend most of their time on messages. If `hello` and `welcome`
 have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order, and
@@ -211,10 +211,10 @@ class AnnouncedRange(NamedTuple):
 
 def announced_ranges(numbers: Sequence[object]) -> list[AnnouncedRange]:
     """Return the ranges in a message of type `plan_ranges`. Raises ProtocolError."""
-    if len(numbers) % len(AnnouncedRange._fields) or not all(map(_is_count, numbers)):
+    if len(numbers) % 4 or not all(map(_is_count, numbers)):
         raise ProtocolError("'ranges' are four numbers for each range")
-    values = iter(cast("Sequence[int]", numbers))
-    ranges = list(map(AnnouncedRange._make, zip(values, values, values, values, strict=True)))
+    counts = cast("Sequence[int]", numbers)
+    ranges = [AnnouncedRange(*counts[at : at + 4]) for at in range(0, len(counts), 4)]
     if any(later.number < earlier.number for earlier, later in pairwise(ranges)):
         raise ProtocolError("the numbers of announced ranges must not decrease")
     return ranges
@@ -478,8 +478,7 @@ there may be millions of them.
 
 ANSWERS = {
     "welcome": MessageKind(
-        {"protocol": int},
-        {"version": str, "cache_dir": str, "bundles": bool, "range_plans": bool},
+        {"protocol": int}, {"version": str, "cache_dir": str, "bundles": bool, "range_plans": bool}
     ),
     "manifest": MessageKind({"id": int, "packed": bytes}, {"remembered": int}),
     "ok": MessageKind({"id": int}),

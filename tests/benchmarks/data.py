@@ -116,7 +116,7 @@ def make_litdata(dataset: Dataset, say: Progress) -> Path:
 
 
 def make_mosaicml(dataset: Dataset, say: Progress) -> Path:
-    """Write the same samples as MosaicML's shards, of the tars' size, where they are not there yet."""
+    """Write the same samples as MosaicML's shards of the tars' size, unless they are there."""
     folder = dataset.folder.with_name(f"{dataset.folder.name}-mosaicml")
     if not folder.exists():
         say(f"converting {dataset.kind.label} samples for streaming")
@@ -131,7 +131,7 @@ def make_mosaicml(dataset: Dataset, say: Progress) -> Path:
 
 
 def make_lancedb(dataset: Dataset, say: Progress) -> Path:
-    """Write the same samples as a table of LanceDB where they are not there yet; return the database's folder."""
+    """Write the same samples as a table of LanceDB, unless it is there; return its folder."""
     folder = dataset.folder.with_name(f"{dataset.folder.name}-lancedb")
     if not folder.exists():
         say(f"converting {dataset.kind.label} samples for lancedb")

@@ -68,7 +68,7 @@ def write_mosaicml(
 
 
 def write_lancedb(folder: Path, shards: Iterable[Iterable[Mapping[str, Any]]]) -> None:
-    """Write samples as a table of LanceDB, a batch for each shard, with the options that it has by default."""
+    """Write samples as a table of LanceDB, a batch for each shard, with its default options."""
     import lancedb
     import pyarrow
 

@@ -1,1 +1,1 @@
-"""Breaks everything on purpose, many times over: `make faults`. A short round of each part runs in tests/faults."""
+"""Breaks everything on purpose, many times: `make faults`. tests/faults has short rounds."""

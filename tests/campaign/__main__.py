@@ -1,4 +1,4 @@
-"""`python -m campaign`: run the parts that are asked for, and print what was broken and what became of it."""
+"""`python -m campaign`: run parts, and print what was broken and what became of it."""
 
 import signal
 import sys
@@ -24,7 +24,7 @@ from support.programs.cli import chosen, console
     "--scale", default=1.0, show_default=True, help="Share of the faults, for a quick look."
 )
 def main(only: str, scale: float) -> None:
-    """Break the store, the disk, the daemon and the messages between them; fail if any of it does harm."""
+    """Break store, disk, daemon and the messages between them; fail if any of it does harm."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
     out = console()

@@ -1,4 +1,4 @@
-"""Urls, redirects, index files and links that try to reach what they may not, against a real daemon."""
+"""Urls, redirects, index files and links that try to reach what they may not."""
 
 import http.client
 import json
@@ -111,7 +111,7 @@ _STRAY = [
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the urls start, and where they try to go."""
+    """The start of the urls, and what they try to reach."""
 
     good_port: int  # of the server that is allowed below `/data/`
     canary_port: int  # of the server that nobody may ask
@@ -120,7 +120,7 @@ class Places:
 
 
 def urls(places: Places, seed: int) -> Iterator[str]:
-    """Yield urls forever, the same for a seed: a grammar of the notations by which filters have been fooled."""
+    """Yield urls forever, the same for a seed, in notations by which filters have been fooled."""
     rng = random.Random(seed)
     makers = (_authority, _path, _local, _chained)
     while True:
@@ -174,12 +174,12 @@ def _authority(rng: random.Random, places: Places) -> str:
 
 
 def _path(rng: random.Random, places: Places) -> str:
-    climb = "".join(
-        rng.choice(_CLIMBS) + rng.choice(_SLASHES)
-        if rng.random() < 0.7
-        else rng.choice(["data", "x", "."]) + "/"
-        for _ in range(rng.randint(1, 4))
-    )
+    climb = ""
+    for _ in range(rng.randint(1, 4)):
+        if rng.random() < 0.7:
+            climb += rng.choice(_CLIMBS) + rng.choice(_SLASHES)
+        else:
+            climb += rng.choice(["data", "x", "."]) + "/"
     return f"http://127.0.0.1:{places.good_port}/data{rng.choice(_SLASHES)}{climb}secret{rng.choice(_TAILS)}"
 
 
@@ -250,7 +250,7 @@ _ENTRIES = 20
 
 @dataclass(slots=True)
 class Ground:
-    """A daemon that may fetch from one folder of one server and one local folder, and what lies around them."""
+    """A daemon that may fetch from a folder of a server and a local one; what lies around them."""
 
     good: Canary
     canary: Canary
@@ -273,10 +273,8 @@ class Ground:
         for path_ in ("/data/a.tar", "/secret", "/secret.tar", "/secret.json"):
             good.files[path_] = shard
         canary.files["/data/a.tar"] = shard
-        daemon = Daemon(
-            folder, "--allow", good.url("/data/"), "--allow", f"file://{open_dir}/", "--attempts", "1",
-            "--listing-ttl-s", "0",
-        )  # fmt: skip
+        rules = ("--allow", good.url("/data/"), "--allow", f"file://{open_dir}/")
+        daemon = Daemon(folder, *rules, "--attempts", "1", "--listing-ttl-s", "0")
         stack.enter_context(daemon)
         return cls(good, canary, daemon, Places(good.port, canary.port, open_dir, secret_dir))
 
@@ -374,7 +372,7 @@ def indexes(ground: Ground, result: Result, scale: float) -> None:
 
 
 def _is_below_data(path: str) -> bool:
-    """Tell whether a server that decodes, and takes a backslash for a slash, finds the path below /data/."""
+    """Tell whether a server that decodes, and takes `\\` for `/`, finds the path below /data/."""
     segments = _decoded(path.partition("?")[0]).replace("\\", "/").split("/")
     return segments[1] == "data" and not any(
         segment.partition(";")[0] == ".." for segment in segments
@@ -382,8 +380,10 @@ def _is_below_data(path: str) -> bool:
 
 
 def _decoded(path: str) -> str:
-    while (decoded := unquote(path)) != path:
+    decoded = unquote(path)
+    while decoded != path:
         path = decoded
+        decoded = unquote(path)
     return path
 
 

@@ -96,7 +96,7 @@ class CacheRig:
         return str(json.loads(self.daemon.request("GET", "/v1/health"))["status"])
 
     def accounts(self) -> tuple[int, int]:
-        """Return how many bytes the daemon says are used, and how many the files take, once nothing is under way."""
+        """Return the bytes used as the daemon says, and as files take, once it is idle."""
         with suppress(TimeoutError):
             eventually(
                 lambda: len(set(self._accounts())) == 1 and not self.daemon.status()["transfers"],
@@ -118,14 +118,14 @@ class CacheRig:
 
 
 class Trial:
-    """Asks a rig for shards, and counts what it should not answer: the questions that each fault has to answer."""
+    """Asks a rig for shards, and counts what it should not answer."""
 
     def __init__(self, rig: CacheRig, result: Result) -> None:
         self._rig = rig
         self._result = result
 
     def ask(self, number: int, story: str) -> bool:
-        """Ask for a shard; True where it came and was right, False where it failed with a typed error."""
+        """Ask for a shard; True if it came and was right, False if it failed with a typed error."""
         asked = self._rig.reading(number)
         try:
             exn = asked.exception(LIMIT_S)
@@ -145,7 +145,7 @@ class Trial:
         return False
 
     def ask_cached(self, story: str) -> None:
-        """Ask for the shard that is in the cache: it has to come whatever the disk does to writers."""
+        """Ask for the cached shard, which has to come whatever the disk does to writers."""
         if not self.ask(0, f"{story}, cached"):
             self._result.fail("lost", f"{story}: what is cached was not served")
 
@@ -161,7 +161,7 @@ class Trial:
         self.settle(story)
 
     def bad_times(self, number: int, story: str) -> None:
-        """Ask while the disk is bad: what is cached comes, what is not fails, and the daemon says why."""
+        """Ask while the disk is bad: cached shards come, others fail, and the daemon says why."""
         if self.ask(number, story):
             raise AssertionError(f"{story}: the fault does nothing")
         self.ask_cached(story)
@@ -240,7 +240,7 @@ CALLS = (
 
 
 def failing_calls(fault: Calls, parent: Path, result: Result, scale: float) -> None:
-    """Have the first call fail in the first round, the second in the second, until a fetch has no more of them."""
+    """Have the nth call fail in the nth round, until a fetch has no more of them."""
     with rigged(result, _new_folder(parent), shim=True) as (rig, trial, shim):
         at = 1
         for number in _numbers(scaled(60, scale, 3)):
@@ -277,7 +277,7 @@ def removed(parent: Path, result: Result, scale: float) -> None:
 
 
 def replaced(parent: Path, result: Result, scale: float) -> None:
-    """Put an empty folder in the place of the cache, then the old one back: its shards are served again."""
+    """Put an empty folder in the cache's place, then the old one, whose shards are served again."""
     folder = _new_folder(parent)
     with rigged(result, folder) as (rig, trial, _):
         aside = folder / "aside"
@@ -291,8 +291,13 @@ def replaced(parent: Path, result: Result, scale: float) -> None:
             trial.recover(0, "back again")
 
 
+def _await_damage(rig: CacheRig, wanted: int) -> None:
+    """Wait until the scrub has found so much damage."""
+    eventually(lambda: rig.daemon.status()["scrub"]["corrupt"] >= wanted)
+
+
 def flipped(parent: Path, result: Result, scale: float) -> None:
-    """Flip a byte of a published file: the scrub finds it, and the next reader gets the shard afresh."""
+    """Flip a byte of a published file: the scrub finds it, and the next reader gets a new copy."""
     with rigged(result, _new_folder(parent), "--scrub-rate", "100MB", "--scrub-pause-s", "0") as (
         rig,
         trial,
@@ -304,9 +309,7 @@ def flipped(parent: Path, result: Result, scale: float) -> None:
             flip(tar, at)
             begun_s = time.monotonic()
             try:
-                eventually(
-                    lambda wanted=number + 1: rig.daemon.status()["scrub"]["corrupt"] >= wanted
-                )  # type: ignore[misc]
+                _await_damage(rig, number + 1)
             except TimeoutError:
                 result.fail("hangs", f"byte {at} was not found")
                 break
@@ -344,8 +347,8 @@ def bad_filesystem(
 
     Args:
         held: while the cached shard is in a reader's hands.
-        apart: the catalogue lies elsewhere: a filesystem on which a database is open for writing cannot be remounted
-            read-only, unless it fails itself.
+        apart: the catalogue lies elsewhere: a filesystem on which a database is open for writing
+            cannot be remounted read-only, unless it fails itself.
     """
     folder = _new_folder(parent)
     with ExitStack() as stack:
@@ -368,7 +371,7 @@ def bad_filesystem(
 
 
 def gives_way(parent: Path, result: Result, scale: float) -> None:
-    """Others fill the filesystem to its last byte: what nobody reads goes, and there is room for what is read."""
+    """Others fill the filesystem: what nobody reads goes, and there is room for what is read."""
     folder = _new_folder(parent)
     with (
         Tmpfs(folder / "cache", size_bytes=8_000_000) as disk,
@@ -386,7 +389,7 @@ def gives_way(parent: Path, result: Result, scale: float) -> None:
 
 
 def unmounted(parent: Path, result: Result, scale: float) -> None:
-    """The filesystem goes, and comes back with all that was on it; nothing is written to the folder below."""
+    """The filesystem goes and comes back; nothing is written to the folder below it."""
     folder = _new_folder(parent)
     with (
         Tmpfs(folder / "disk", size_bytes=8_000_000),

@@ -1,4 +1,4 @@
-"""Hostile input: what reads bytes from elsewhere, given more than a million of them, most guided by coverage."""
+"""Hostile input: a million inputs for all that reads bytes from elsewhere, guided by coverage."""
 
 import importlib.util
 import os
@@ -38,7 +38,7 @@ def ground(folder: Path, _scale: float) -> Iterator[Path]:
 
 
 def guided(name: str, folder: Path, result: Result, scale: float) -> None:
-    """Run libFuzzer as a program on a target, and read what it reports in the end; it stops at the first failure."""
+    """Run libFuzzer on a target up to its first failure, and read what it reports in the end."""
     full, most_s = _RUNS[name]
     corpus = folder / name
     log = folder / f"{name}.log"
@@ -78,10 +78,8 @@ def guided(name: str, folder: Path, result: Result, scale: float) -> None:
         hung = (
             broken and broken[1] == "timeout"
         ) or "\nTimeoutError" in report  # libFuzzer's limit, or a target's own
-        result.fail(
-            "hangs" if hung else "wrong" if "AssertionError" in report else "untyped",
-            report[-4000:],
-        )
+        kind = "wrong" if "AssertionError" in report else "untyped"
+        result.fail("hangs" if hung else kind, report[-4000:])
 
 
 def _kept(name: str) -> list[str]:

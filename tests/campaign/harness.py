@@ -1,4 +1,4 @@
-"""One harness for all that is broken on purpose: rows in tables. `make faults` plays them whole, the tests a little."""
+"""One harness for all that is broken on purpose: rows in tables, which `make faults` plays."""
 
 import importlib
 import logging
@@ -34,7 +34,8 @@ class Result:
     """The count of one kind of fault.
 
     Attributes:
-        recovery_s: from the end of the fault until all was well again, each time; empty where nothing has to recover.
+        recovery_s: from the end of the fault until all was well again, each time; empty if nothing
+            has to recover.
     """
 
     fault: str  # what was done, in a few words
@@ -75,7 +76,8 @@ class Row:
     """One kind of fault.
 
     Attributes:
-        act: breaks something on the part's ground, at a scale, and counts in the result what came of it.
+        act: breaks something on the part's ground, at a scale, and counts in the result what came
+            of it.
     """
 
     fault: str
@@ -119,7 +121,7 @@ def rows(table: Iterable[Row]) -> pytest.MarkDecorator:
 
 
 def run(part: str, scale: float, folder: Path) -> Iterator[Result]:
-    """Yield a result for each row of a part: a module with `ROWS`, and with `ground(folder, scale)` to play them on."""
+    """Yield a result for each row of a part: a module with `ROWS` and `ground(folder, scale)`."""
     module: ModuleType = importlib.import_module(f"campaign.{part}")
     ground: AbstractContextManager[Any] = module.ground(folder, scale)
     logging.getLogger("shardcache").setLevel(

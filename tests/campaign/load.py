@@ -166,7 +166,7 @@ class Load:
             self._tasks.append(partial(self._again_and_again, self.results[-1], act, pause_s))
 
     def bear(self, duration_s: float) -> list[Result]:
-        """Have everybody read, and everything go wrong, for a share of a time, until each thing has at least once."""
+        """Have everybody read for some time, until everything has gone wrong at least once."""
         with ThreadPoolExecutor(len(self._tasks)) as pool:
             done = [pool.submit(task) for task in self._tasks]
             self._over.wait(max(duration_s / 60, duration_s * self._share))
@@ -281,7 +281,7 @@ def _send_all(session: RawSession, message: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def ground(folder: Path, scale: float) -> Iterator[list[Result]]:
-    """Load a daemon for ten minutes, or a share of them: what became of each trouble, and what is left behind."""
+    """Load a daemon for ten minutes or less: what came of each trouble, and what is left."""
     with (
         _store() as (endpoint_url, break_share),
         Daemon(folder, *_FLAGS, capacity="16MB", env=aws_env(endpoint_url)) as daemon,
@@ -332,7 +332,7 @@ def _nothing_left(sessions: int, before: dict[str, int], daemon: Daemon) -> Resu
 
 
 def has_not_grown(daemon: Daemon, before: dict[str, int]) -> bool:
-    """True if the process has no more than before, but for what is kept for reuse: threads, connections to stores."""
+    """True if the process has no more than before, except threads and connections for reuse."""
     now = daemon.status()["process"]
     is_bounded = now["threads"] <= _THREADS and now["fds"] <= before["fds"] + _CONNECTIONS
     return is_bounded and int(now["tasks"]) <= before["tasks"]

@@ -30,8 +30,10 @@ _POSITIONS = 100_000
 _SHARD_BYTES = 600
 _SLACK_BYTES = 48 * _MIB
 _LIMIT_S = 300.0
-_HELPERS = 3  # processes that a daemon starts: two transport workers, one of them later, and one that indexes
-_SILENT_S = 2.0  # the longest that the daemon may owe an answer to a health check, on a machine that does other things
+# Processes that a daemon starts: two transport workers, one of them later, and one that indexes.
+_HELPERS = 3
+# The longest that the daemon may owe an answer to a health check, on a machine with other work.
+_SILENT_S = 2.0
 
 
 Send = Callable[[Daemon, Path, int], str]
@@ -70,7 +72,7 @@ def given(
     result: Result,
     scale: float,
 ) -> None:
-    """Send one input; the daemon may grow by the allowed bytes, and has to answer health checks meanwhile."""
+    """Send one input; the daemon may grow by the allowed bytes, and answers health checks."""
     size = scaled(_MANIFEST, scale, _MANIFEST // 20)
     before_bytes = _reset_peak(ground.daemon)
     with _watched(ground.daemon) as silent_s:

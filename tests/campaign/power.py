@@ -97,7 +97,7 @@ class Chance:
         self._nonsense = rng.choice((0.0, 0.0, 0.3))
 
     def __call__(self, versions: list[T], nonsense: T | None = None) -> T:
-        """Return one of the versions, oldest first, or nonsense in place of one that did not arrive."""
+        """Return one of the versions, oldest first, or nonsense for one that did not arrive."""
         if self._rng.random() < self._kept:
             return versions[-1]
         if nonsense is not None and len(versions) > 1 and self._rng.random() < self._nonsense:
@@ -154,8 +154,10 @@ class Disk:
             case Op.CREATE if self._present(name) is None:
                 self._files.append(File())
                 self._put(name, len(self._files) - 1)
-            case _ if (number := self._present(name)) not in (None, _FOLDER):
-                _change(self._files[number], call)
+            case _:
+                number = self._present(name)
+                if number not in (None, _FOLDER):
+                    _change(self._files[number], call)
 
     def _name(self, path: str) -> str | None:
         if path.endswith(" (deleted)") or not path.startswith(f"{self._root}"):
@@ -183,7 +185,7 @@ class Disk:
                 del values[:-1]
 
     def after(self, chance: Chance) -> dict[str, bytes]:
-        """Return one of the states that a power cut now may leave: files by name, their folders taken for granted."""
+        """Return one of the states that a power cut now may leave: files by name."""
         chosen = {name: chance(values) for name, values in self._entries.items()}
         led = {
             name: number
@@ -260,7 +262,7 @@ def cut(name: str, field: Ground, result: Result, scale: float) -> None:
 def examine(
     zygote: Zygote, story: Story, record: Record, result: Result, *, step: int, daemons: int
 ) -> None:
-    """Cut the power after every `step`-th call, and count what is wrong after it; the record is used up."""
+    """Cut the power after every `step`-th call, and count what is wrong; it uses up the record."""
     examiner = Examiner(zygote, story, record.folder, record.disk, result)
     rng = random.Random(story.name)
     share = daemons * step / (len(record.calls) * _STATES)

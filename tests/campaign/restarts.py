@@ -1,4 +1,4 @@
-"""The daemon is killed, stopped and frozen at any moment, while jobs read: every epoch gives the same samples."""
+"""Daemons killed, stopped and frozen while jobs read: every epoch gives the same samples."""
 
 import json
 import math
@@ -40,7 +40,8 @@ LONGEST_CALM = 400
 LONGEST_FREEZE_S = 1.5
 # Longer than any recovery on a busy machine; what takes longer does not come.
 HANG_S = 90.0
-_DRY_S = 0.3  # a reader that had nothing to read for so long when the daemon was ready again waited for it
+# A reader that had nothing to read for so long when the daemon was ready again waited for it.
+_DRY_S = 0.3
 _JOB = """
 import json, os, sys, threading, zlib
 from itertools import count
@@ -48,10 +49,12 @@ from torch.utils.data import DataLoader
 from shardcache_client import ShardDataset
 
 def end_with_input():
-    os.read(0, 1)  # not sys.stdin: a forked worker closes that, and would wait for this thread's lock on it
+    # Not sys.stdin: a forked worker closes that, and would wait for this thread's lock on it.
+    os.read(0, 1)
     os._exit(0)
 
-threading.Thread(target=end_with_input, daemon=True).start()  # whoever disturbs this job may be killed itself
+# Whoever disturbs this job may be killed itself.
+threading.Thread(target=end_with_input, daemon=True).start()
 workers, period, epochs, options = json.loads(sys.argv[1])
 dataset = ShardDataset("s3://bucket/index.json", **options)
 samples = DataLoader(dataset, batch_size=None, num_workers=workers) if workers else dataset
@@ -144,7 +147,7 @@ def compare(result: Result, how: str, read: list[Any], expected: list[Any]) -> N
 
 
 class Ground:
-    """A throttled store, a daemon, and the job that reads: one for each shape, started when a row first needs it."""
+    """A throttled store, a daemon, and a job for each shape, started when a row first needs it."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -159,7 +162,7 @@ class Ground:
         self._shape: Shape | None = None
 
     def job(self, shape: Shape) -> Job:
-        """Return the job of a shape; that of another shape ends. Raises RuntimeError if an undisturbed one is wrong."""
+        """Return the job of a shape, and end another's. Raises RuntimeError."""
         if shape is not self._shape:
             self.end_job()
             self.epochs: list[Epoch] = [[]]  # as an undisturbed job reads them
@@ -263,7 +266,7 @@ def disturbed(
 
 
 def _disturb(job: Job, disturb: Disturb, times: int, ground: Ground, result: Result) -> None:
-    """Disturb the daemon so many times, each after some samples, and read on to the end of the epoch."""
+    """Disturb the daemon so many times, each after some samples, and read the epoch to its end."""
     rng = random.Random(f"{SEED}, {result.fault}")
     read: Epoch = []
     calm = 1

@@ -1,4 +1,4 @@
-"""A store that misbehaves in every way that HTTP allows: right shards or typed errors, and all is well afterwards."""
+"""A store that misbehaves in every way that HTTP allows: right shards or typed errors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -55,7 +55,7 @@ _QUICK = {Mischief.ERROR_AS_200, Mischief.FLIP, Mischief.HEAD_SILENCE}
 
 @contextmanager
 def ground(folder: Path, scale: float) -> Iterator[StorePlace]:
-    """Run a store, a proxy before it and a daemon that has read all, and so seen of what kind the store's ETags are."""
+    """Run a store, a proxy before it, and a daemon that knows the store's kind of ETags."""
     with ExitStack() as stack:
         yield StorePlace(folder, scaled(_SHARDS, scale, _LEAST_SHARDS), stack)
 
@@ -89,7 +89,7 @@ def listings(place: StorePlace, result: Result, scale: float) -> None:
 
 
 def dataset(place: StorePlace, result: Result, scale: float) -> None:
-    """Have a dataset read while answers are spoiled; what it went on without comes when it is asked for again."""
+    """Have a dataset read while answers are spoiled; what failed comes when asked for again."""
     kinds = [mischief for mischief in Mischief if mischief not in place.wrong_bytes]
     for _ in _until(lambda: place.proxy.done.total(), result, scaled(600, scale, 10)):
         place.evict()
@@ -140,7 +140,7 @@ def _rows(kind: type[StorePlace], module: str) -> Iterator[Row]:
 
 
 def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None]:
-    """Yield until so many faults have happened more than now, and keep their number in the result."""
+    """Yield until so many more faults have happened, and keep their number in the result."""
     before = done()
     while result.injected < least:
         yield

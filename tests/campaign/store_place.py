@@ -129,7 +129,7 @@ class StorePlace:
         client.put_object(Bucket=_BUCKET, Key=self.keys[number], Body=body)
 
     def replace(self, number: int, body: bytes, *, before: int, result: Result) -> None:
-        """Have a shard replaced before the next time that its part from byte `before` on is asked for."""
+        """Have a shard replaced before its part from byte `before` on is asked for again."""
 
         def act() -> None:
             self.put(number, body)
@@ -142,7 +142,7 @@ class StorePlace:
         self.proxy.before(act, key=self.keys[number], start=before)
 
     def settle(self) -> None:
-        """Replace the shards of which nobody asked for that part, and take the new ones alone for right."""
+        """Replace the shards of which nobody asked for that part; only the new ones are right."""
         self.proxy.heal()
         for number in self._due:
             self.put(number, self.bodies[number])
@@ -174,7 +174,7 @@ class StorePlace:
         Returns those that did not come; a typed error for them is no harm.
         """
         wanted = list(range(len(self.urls)) if numbers is None else numbers)
-        shares = [share for first in range(_READERS) if (share := wanted[first::_READERS])]
+        shares = [wanted[first::_READERS] for first in range(min(_READERS, len(wanted)))]
         with ThreadPoolExecutor(_READERS) as pool:
             return [
                 failure
@@ -281,7 +281,7 @@ class AzurePlace(GooglePlace):
 
 
 class HubPlace(StorePlace):
-    """The Hub; the proxy is before the server to which it leads, by urls of which the last 64 are valid."""
+    """The Hub; the proxy is before the server that it leads to, by urls of which 64 are valid."""
 
     prefix = "hf://datasets/org/set/"
     wrong_bytes = StorePlace.wrong_bytes | {
@@ -302,7 +302,7 @@ class HubPlace(StorePlace):
 
 
 class Reading:
-    """Reads every shard once, as samples; continues without those that fail, and asks for them again in the end."""
+    """Reads every shard once, goes on without those that fail, and asks again at the end."""
 
     def __init__(self, place: StorePlace, result: Result) -> None:
         self._place = place
@@ -318,7 +318,7 @@ class Reading:
         self._failed: set[str] = set()
 
     def epoch(self) -> None:
-        """Read while answers are spoiled: of a shard that does not fail every sample comes, and once."""
+        """Read while answers are spoiled: all samples of shards that do not fail come once."""
         self._read()
         for key, number in self._shard_of.items():
             if self._seen[key] != 1 and not (

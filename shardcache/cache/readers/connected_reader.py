@@ -17,7 +17,7 @@ from shardcache.cache.readers.announced_ranges import AnnouncedRanges
 from shardcache.cache.readers.held_ranges import HeldRange, HeldRanges
 from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.lease_table import LeaseTable
-from shardcache.cache.readers.leases import Lease, LeaseState, outlasts_batches
+from shardcache.cache.readers.leases import OF_A_PREVIOUS_PLAN, Lease, LeaseState, outlasts_batches
 from shardcache.cache.readers.plan_memory import PlanMemory
 from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.readers.wait_clock import WaitClock
@@ -33,8 +33,6 @@ from shardcache.store.shard import Shard
 
 LISTING = "listing the shards"
 """Stage of a reader's wait until its patterns are resolved."""
-
-_OF_A_PREVIOUS_PLAN = -1  # `Lease.position` once the reader has declared another plan
 
 _IDLE_S = 3.0  # a worker that was granted nothing and released nothing for this long is idle
 
@@ -100,7 +98,7 @@ class Reader:
         if any(lease.granted is None for lease in self._leases):
             raise ProtocolError("cannot declare a new plan while lease requests are pending")
         for lease in self._leases:
-            lease.position = _OF_A_PREVIOUS_PLAN
+            lease.position = OF_A_PREVIOUS_PLAN
         self.job.shards_planned += epoch_reads
         if listing.is_for_ranges:  # the reader may announce the order of its ranges later
             self._planner.schedule.forget(self)
@@ -310,7 +308,7 @@ class Reader:
         """
         lease = self._leases.granted(number)
         arrival = lease.granted
-        if not isinstance(arrival, Arrival) or lease.position == _OF_A_PREVIOUS_PLAN:
+        if not isinstance(arrival, Arrival) or lease.position == OF_A_PREVIOUS_PLAN:
             raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
         transfer = self.transfer(lease.position)
         wait = Wait(

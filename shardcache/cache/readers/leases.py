@@ -21,6 +21,9 @@ from shardcache.store.shard import Facts, Shard, UnpublishedFiles
 # daemon does not know torch's `prefetch_factor`, 2 by default, and assumes fewer batches than this.
 _MAX_BATCHES_AHEAD = 4
 
+OF_A_PREVIOUS_PLAN = -1
+"""`Lease.position` once the reader has declared another plan."""
+
 
 class LeaseState(enum.Enum):
     """State of a lease.

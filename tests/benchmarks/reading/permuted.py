@@ -29,7 +29,7 @@ _SEED = 7
 
 
 def measure(place: Workplace) -> Iterator[Row]:
-    """Yield waiting and bytes of two epochs, seconds to the first batch, and the mixing of each order."""
+    """Yield waiting, bytes and first batch of two epochs, and the mixing of each order."""
     yield from reading(place)
     yield from _mixing(place)
 

@@ -1,1 +1,1 @@
-"""Functions that take bytes from elsewhere, and the program that fuzzes one of them: `campaign.fuzz` runs them."""
+"""Functions that take bytes from elsewhere, and the program that fuzzes one of them."""

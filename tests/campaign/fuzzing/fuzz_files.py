@@ -1,4 +1,4 @@
-"""Any bytes as a tar, whole or arriving: an index that agrees with the standard library's; and as a sidecar."""
+"""Any bytes as a tar, whole or arriving, compared with the standard library's; and as a sidecar."""
 
 import atexit
 import contextlib
@@ -72,7 +72,8 @@ def whole(data: bytes) -> None:
 
 
 def arriving(data: bytes) -> None:
-    """Check that no prefix of a tar gives a sample that the whole has not. Its last two bytes say how it comes."""
+    """Check that no prefix of a tar gives a sample that the whole has not."""
+    # The last two bytes say in which steps the tar comes.
     step_bytes = 1 + int.from_bytes(data[-2:], "big")
     data = data[:-2]
     if not data:
@@ -117,7 +118,7 @@ def _members(
 
 
 def _files(members: list[Member]) -> Iterator[Member]:
-    """Yield the members that are no hard links: those to an earlier file lie before the member in front of them."""
+    """Yield the members that are no hard links, which lie before the member in front of them."""
     behind = 0
     for each in members:
         _, start, end, fault = each

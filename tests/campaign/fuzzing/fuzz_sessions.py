@@ -1,4 +1,4 @@
-"""Any messages, in any order, to a daemon in this very process, or to a reader from what calls itself the daemon."""
+"""Any messages in any order, to a daemon in this process, or to a reader from a false daemon."""
 
 import asyncio
 import atexit
@@ -300,7 +300,7 @@ def _packed(text: bytes) -> bytes:
 
 
 def frame(payload: bytes, head: int = 0x81) -> bytes:
-    """Return a client's frame, by default of text; it is masked with zeros, which leave it as it is."""
+    """Return a client's frame, by default of text, masked with zeros, which leave it as it is."""
     size_bytes = len(payload)
     if size_bytes < 126:
         size = struct.pack("!B", 0x80 | size_bytes)
@@ -330,7 +330,7 @@ _FIRST = (
 
 
 def answers(data: bytes) -> None:
-    """Ask one of each question; each line of `data` is a message of the other side, with a NUL in front, no frame."""
+    """Ask each question once; a line of `data` is an answer, or, with a NUL in front, no frame."""
     impostor = _impostor()
     impostor.payload = b"".join(
         line[1:] if line.startswith(_RAW) else frame_of(_packed(line)) for line in data.split(b"\n")
@@ -359,7 +359,7 @@ def _ask_all(path: Path, deadline_s: float) -> None:
 
 
 def _use_answer(kind: str, answer: Any) -> None:
-    """Do with an answer what a session does: take its fields for what the protocol says that they are."""
+    """Take an answer's fields for what the protocol says that they are, as a session does."""
     assert answer is not None, f"a reader was given {answer}"
     assert answer["type"] in REQUESTS[kind].answers, f"a reader was given {answer}"
     match answer:

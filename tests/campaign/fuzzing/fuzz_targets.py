@@ -1,4 +1,4 @@
-"""Functions that take any bytes, and how inputs are changed so that they get past checksums and JSON."""
+"""Functions that take any bytes, and changes of inputs that get past checksums and JSON."""
 
 import json
 import random
@@ -21,7 +21,7 @@ _SUM = slice(148, 156)
 
 
 def tar(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
-    """Change a tar; three times in four, what still looks like a header gets the checksum that it should have."""
+    """Change a tar; three times in four, what still looks like a header gets a right checksum."""
     changed = bytearray(mutate(data, max_bytes))
     if seed % 4:
         for at in range(0, len(changed) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -37,7 +37,7 @@ def _sum(tar: bytearray, at: int) -> None:
 
 
 def sidecar(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
-    """Change a sidecar; three times in four, its counts and both of its checksums are made to fit again."""
+    """Change a sidecar; three times in four, counts and both checksums are made to fit again."""
     changed = bytearray(mutate(data, max_bytes))
     if seed % 4 == 0 or len(changed) < _PROLOGUE.size:
         return bytes(changed)
@@ -60,14 +60,16 @@ def sidecar(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
 
 
 _NASTY: tuple[Any, ...] = (
-    None, True, False, 0, 1, 2, 3, -1, 0.5, float("nan"), float("inf"), 2**31, 2**63 - 1, 2**63, 2**64, 10**4000,
-    "", "a", "\0", "\ud800", "\U0001f4a9", "../../etc", "{1..3}", "x" * 5000, [], {}, [[]], [None], {"type": "error"},
+    None, True, False, 0, 1, 2, 3, -1, 0.5, float("nan"), float("inf"),
+    2**31, 2**63 - 1, 2**63, 2**64, 10**4000,
+    "", "a", "\0", "\ud800", "\U0001f4a9", "../../etc", "{1..3}", "x" * 5000,
+    [], {}, [[]], [None], {"type": "error"},
     ["file:///nowhere.tar", None, None, None], [0, 1, 2], *REQUESTS, *ANSWERS,
 )  # fmt: skip
 
 
 def lines(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
-    """Change messages, a line each: their order and number, their fields, or, one time in four, their bytes."""
+    """Change messages, a line each: order, number, fields, or, one time in four, bytes."""
     rng = random.Random(seed)
     if rng.random() < 0.25:
         return bytes(mutate(data, max_bytes))

@@ -300,7 +300,7 @@ def test_dropped_file_ends_its_session(store: Canary, node: Daemon) -> None:
 
 
 def test_empty_object_is_opened_as_an_empty_file(store: Canary, node: Daemon) -> None:
-    """Whether it is read, or its path is asked for."""
+    """To be read, and by its path."""
     url = store.put("empty", b"")
     with opened(node, url) as file:
         assert file.read(1) == b""

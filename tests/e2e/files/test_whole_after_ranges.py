@@ -1,4 +1,4 @@
-"""An object of which ranges were read before is fetched whole as fast as any other: in few requests."""
+"""An object is fetched whole in few requests after some of its ranges, too."""
 
 import random
 from pathlib import Path

@@ -168,7 +168,7 @@ def test_sample_of_a_replaced_shard_is_an_error(
 
 @pytest.mark.slow
 def test_pieces_of_a_sample_fit_where_nothing_else_does(store: Canary, tmp_path: Path) -> None:
-    """In a cache of a few parts, many samples are asked for at a time, and none waits for itself."""
+    """Many samples are asked for at a time in a cache of a few parts; none waits for itself."""
     samples = samples_with(1_000_000)
     flags = ("--listing-ttl-s", "1000", "--scrub-rate", "0")
     (tmp_path / "first").mkdir()

@@ -1,4 +1,4 @@
-"""What attackers try at the S3 endpoint: each request has the right bytes, or the right error."""
+"""Attacks on the S3 endpoint: each request gets the right bytes, or the right error."""
 
 import re
 from collections.abc import Iterator

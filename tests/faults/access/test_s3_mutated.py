@@ -43,7 +43,7 @@ TOKENS = (
     b"Signature=",
     b"9" * 5000,
 )
-"""What is inserted into requests, besides single bytes."""
+"""Insertions into requests, besides single bytes."""
 
 Mutation = Callable[[random.Random, bytes], bytes]
 

@@ -33,7 +33,7 @@ def journal_bytes(daemon: Daemon) -> int:
 
 
 def test_ranges_free_what_a_killed_download_had_allocated(daemon: Daemon) -> None:
-    """A download of the whole allocates all of its space; read by ranges, its parts take their own."""
+    """A whole download allocates all of its space; parts read by ranges take their own."""
     with GatedStore() as store:
         url = store.put("object", BODY)
         store.let("object", PART_BYTES)

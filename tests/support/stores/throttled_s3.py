@@ -222,7 +222,8 @@ def listed(bucket: Path, prefix: str, delimiter: str) -> Answer:
         f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders
     ]
     body = (
-        f"<?xml version='1.0'?><ListBucketResult><Name>{escape(bucket.name)}</Name><Prefix>{escape(prefix)}</Prefix>"
+        f"<?xml version='1.0'?><ListBucketResult><Name>{escape(bucket.name)}</Name>"
+        f"<Prefix>{escape(prefix)}</Prefix>"
         f"<KeyCount>{len(contents) + len(common)}</KeyCount><IsTruncated>false</IsTruncated>"
         f"{''.join(contents)}{''.join(common)}</ListBucketResult>"
     ).encode()

@@ -83,7 +83,7 @@ def test_members_between_count_together() -> None:
 
 
 def test_rows_without_gaps_take_no_memory_for_them() -> None:
-    """Where all members are read, the large ones lie at the ends, or offsets are not known."""
+    """Rows whose members are all read, with large ones at the ends, or without offsets."""
     sizes: dict[str, list[int | None]] = {"jpg": [MIB], "a": [1], "b": [1], "mp4": [MIB]}
     assert RowSpans.of(row_of(sizes)).gaps == []
     assert RowSpans.of(row_of(sizes), {"a", "b"}.__contains__).gaps == []
