@@ -150,7 +150,7 @@ def test_announcement_that_is_wrong_loses_nothing(store: Canary, node: Daemon) -
     for number in range(20):
         reader.read(number)
 
-    for wrong in ([1], [0, OBJECTS, 0, 1], [0, 0, 0, "a"], [3, 0, 0, 1, 3, 0, 0, 1]):
+    for wrong in ([1], [0, OBJECTS, 0, 1], [0, 0, 0, "a"], [4, 0, 0, 1, 3, 0, 0, 1]):
         session.send(type="plan_ranges", ranges=wrong)
         assert session.receive()["error"]["code"] == "protocol"
     reader.read(20)

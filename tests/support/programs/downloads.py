@@ -38,6 +38,7 @@ class Rig:
         usual = {
             "max_connections": 4,
             "shard_connections": 3,
+            "part_size": PART,
             "attempts": 3,
             "stall_timeout_s": 60.0,
             "listing_ttl_s": 0.0,
