@@ -33,7 +33,9 @@ httpcore 1.0.9                              31  31,469  5,111   30.1     0.4    
 uvicorn 0.54.0                              45  40,456  5,970   32.9     0.0     8.0    2.0
 stamina 26.1.0                              10   4,509    801   26.6     0.0     5.0    0.1
 grain 0.2.18, without its tests             72  59,279  9,720   30.9     1.0     3.5    0.2
-mosaicml-streaming 0.13.0                  103  64,756  9,376   32.8     0.1     3.9    0.2"""
+mosaicml-streaming 0.13.0                  103  64,756  9,376   32.8     0.1     3.9    0.2
+litdata 0.2.76                              75 160,204 21,272   35.6     0.7    15.4    3.5
+webdataset 1.0.2                            18  20,251  2,943   26.2     1.0     3.7    0.6"""
 """The same measures of other projects' packages, from their wheels, to compare with."""
 
 OF_USERS = (

@@ -52,6 +52,7 @@ class PartResidency:
         allocating: asyncio.Lock,
     ) -> None:
         self._store = store
+        self._granted_files = store.parts.granted
         self._planner = planner
         self._counters = counters
         self._changed = changed
@@ -124,7 +125,7 @@ class PartResidency:
         if file.leases and not file.is_kept_by_part:
             # The reader may open the file only later, by its path and inode number: no other file
             # may have both before then.
-            self._store.parts.granted.add(file)
+            self._granted_files.add(file)
 
     @contextlib.contextmanager
     def sparing(self, file: PartFile) -> Iterator[None]:
@@ -177,7 +178,7 @@ class PartResidency:
                 if file.is_kept_by_part:
                     self._planner.schedule.freed(file.key_of(part))
         if not (file.is_kept_by_part or file.leases):
-            self._store.parts.granted.remove(file)
+            self._granted_files.remove(file)
 
     async def verify(self, file: PartFile) -> list[int]:
         """Compare all parts with their checksums in the journal; drop and return the damaged ones.
@@ -293,7 +294,7 @@ class PartResidency:
         for part in file.kept_parts:
             self._planner.schedule.gone(file.key_of(part))
         if file.leases:
-            self._store.parts.granted.add(file)
+            self._granted_files.add(file)
         self._store.parts.close(file)
         self._changed.notify()
 

@@ -163,7 +163,8 @@ class FromMemory(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
-        first, step = (info.id, info.num_workers) if info else (0, 1)
+        first = info.id if info else 0
+        step = info.num_workers if info else 1
         for number in range(first, self._samples, step):
             # A copy each: pickle sends an object that it has met before as a mere reference.
             yield {"__key__": f"{number:010d}", "__url__": "", "jpg": bytes(self._zeros)}

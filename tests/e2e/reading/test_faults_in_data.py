@@ -449,7 +449,9 @@ def test_a_handler_that_stops(daemon: Daemon, source: Path, fault: str) -> None:
     spoil(source, fault)
     ds = ShardDataset(f"file://{source}/index.json", on_error=ignore_and_stop, socket=daemon.socket)
     before = KEYS[: BAD * SAMPLES + (2 if fault == "bad sample" else 0)]
-    assert [keys_of(ds), ds.epoch, keys_of(ds), ds.epoch] == [before, 1, before, 2]
+    for epoch in (1, 2):
+        assert keys_of(ds) == before
+        assert ds.epoch == epoch
 
 
 @pytest.mark.slow

@@ -314,7 +314,8 @@ def test_trainer_with_its_own_loaders_is_refused(
 
 def resumed(socket: str, index: str, out: str, how: str) -> list[list[int]]:
     """Be one rank that trains over a mesh and saves the fourth step, or resume from it alone."""
-    size, names = ((2, 2), ("dp", "tp")) if how == "divided" else ((4,), ("dp",))
+    meshes = {"divided": ((2, 2), ("dp", "tp"))}
+    size, names = meshes.get(how, ((4,), ("dp",)))
     steps = {"max_steps": 8, "save_steps": 4, "per_device_train_batch_size": 8 // size[0]}
     arguments = transformers.TrainingArguments(output_dir=out, **OPTIONS, **steps)
     assert arguments.device.type == "cpu"  # initialises torch.distributed

@@ -261,7 +261,10 @@ def test_a_daemon_starts_on_a_bad_disk_and_serves_what_it_holds(tmp_path: Path, 
             rig.daemon.start()
             rig.await_state("disk_full", "disk_failed")
             assert rig.read(0)
-        disk.turn_writable() if how == "turn_read_only" else disk.relieve()
+        if how == "turn_read_only":
+            disk.turn_writable()
+        else:
+            disk.relieve()
         rig.await_state("ok")
         assert rig.read(1)
         assert [shard["samples"] for shard in rig.daemon.shards()] == [6, 6]

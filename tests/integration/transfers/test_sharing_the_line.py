@@ -70,7 +70,8 @@ class GaugedS3:
         key = request.match_info["key"]
         size = self.sizes[key]
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
-        start, stop = (int(match[1]), min(int(match[2]) + 1, size)) if match else (0, size)
+        start = int(match[1]) if match else 0
+        stop = min(int(match[2]) + 1, size) if match else size
         answer = web.StreamResponse(status=206 if match else 200, headers={"ETag": f'"{size}"'})
         answer.content_length = stop - start
         if match:

@@ -206,10 +206,9 @@ def listed(bucket: Path, prefix: str, delimiter: str) -> Answer:
     for key in keys:
         if not key.startswith(prefix):
             continue
-        name, found, _ = (
-            key.removeprefix(prefix).partition(delimiter) if delimiter else (key, "", "")
-        )
-        if found:
+        rest = key.removeprefix(prefix)
+        if delimiter and delimiter in rest:
+            name, _, _ = rest.partition(delimiter)
             folders[f"{prefix}{name}{delimiter}"] = None
             continue
         facts = (bucket / key).stat()

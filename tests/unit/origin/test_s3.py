@@ -33,9 +33,11 @@ async def _same_second(
     fs: Any, signer: Signer, operation: str, params: dict[str, str]
 ) -> tuple[str, str]:
     """Return the url of the SDK and ours, signed at the same time."""
-    headers, told = (
-        (_HEADERS, {"ChecksumMode": "ENABLED"}) if operation == "head_object" else ({}, {})
-    )
+    headers: dict[str, str] = {}
+    told: dict[str, str] = {}
+    if operation == "head_object":
+        headers = _HEADERS
+        told = {"ChecksumMode": "ENABLED"}
     while True:
         wanted = await fs.s3.generate_presigned_url(
             operation, Params=params | told, ExpiresIn=SIGNED_FOR_S
