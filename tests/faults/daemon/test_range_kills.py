@@ -7,9 +7,9 @@ import pytest
 
 from campaign import part_churn, range_stories
 from campaign.harness import QUICK, Result, Row, rows
-from campaign.kill_audit import Parts, audit, look
+from campaign.kill_audit import audit, look
 from campaign.lives import FLAGS, Death, Ground, Story, copy_folder, die_and_recover
-from shardcache.store.folder.layout import JOURNAL, PART
+from shardcache.store.folder.layout import PART
 from support.cases import first_quick
 from support.disks.shim import HAS_CC, Action
 from support.programs.daemon import Daemon
@@ -69,24 +69,6 @@ def test_audit_notices_a_part_that_is_lost(told: Ground, tmp_path: Path) -> None
     with Daemon(tmp_path, *FLAGS, spawn=told.zygote.spawn) as daemon:
         problems = audit(daemon, story.source, found, reads_ranges=True)
     assert "lost" in {kind for kind, _ in problems}
-
-
-@needs_cc
-@pytest.mark.slow
-def test_audit_notices_bytes_that_nobody_counts(told: Ground, tmp_path: Path) -> None:
-    """In a hole of a file of parts, while its daemon runs."""
-    story = some_parts(told, tmp_path)
-    journal = min((tmp_path / "cache").glob(f"partial/*{JOURNAL}"))
-    parts = Parts.read(journal)
-    assert parts is not None
-    hole = min(set(range(range_stories.PARTS)) - parts.numbers)
-    found = look(tmp_path / "cache", story.source)
-    with Daemon(tmp_path, *FLAGS, spawn=told.zygote.spawn) as daemon:
-        with parts.path.open("r+b") as file:
-            file.seek(hole * parts.part_bytes)
-            file.write(b"stray")
-        problems = audit(daemon, story.source, found, reads_ranges=True)
-    assert "used_bytes is" in problems[0][1]
 
 
 @needs_cc
