@@ -272,12 +272,12 @@ class PartResidency:
             # The parts stay unchecked until here: if the file was closed during the check, they
             # were among its kept parts, and so were removed from the schedule. Some may have been
             # evicted during the wait for the lock.
-            present = [part for part in damaged if part in file.partial.unchecked]
-            # They count as missing from here on. Whoever fetches them again needs the lock to
-            # reserve their space, and so waits until the damaged bytes are gone.
-            file.partial.settle(present, sound=set())
-            for part in present:
-                if file.is_kept_by_part:
+            #
+            # They are lost one by one. If this is cancelled or the disk fails, the others are still
+            # unchecked, and are compared again by whoever wants them. Whoever fetches a lost part
+            # again needs the lock to reserve its space, and so waits until its bytes are gone.
+            for part in damaged:
+                if file.is_kept_by_part and part in file.partial.unchecked:
                     await self._lose(file, part)
 
     def give_up_if_removed(self, file: PartFile) -> None:

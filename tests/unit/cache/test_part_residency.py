@@ -196,3 +196,35 @@ async def test_check_may_end_after_its_file_was_handed_over(tmp_path: Path) -> N
     await remove_leftovers(store)
     assert store.space.used_bytes == 0
     store.close()
+
+
+async def test_cancelled_check_keeps_count_of_the_damaged_parts_that_it_left(
+    tmp_path: Path,
+) -> None:
+    """Otherwise they would stay in the schedule, and be chosen for eviction again and again."""
+    earlier = open_store(tmp_path)
+    left = await filled(kept_in(earlier).residency.parts, earlier, 1, 2)
+    with left.partial.path.open("r+b") as file_on_disk:
+        file_on_disk.seek(PART_BYTES)
+        file_on_disk.write(bytes(2 * PART_BYTES))
+    earlier.close()
+
+    store = open_store(tmp_path)
+    kept = kept_in(store)
+    parts = kept.residency.parts
+    [file] = store.parts.files()
+    with opening_blocked(file.partial.journal_path):
+        check = asyncio.create_task(parts.check_restored(file, [1, 2]))
+        while len(file.kept_parts) == 2:
+            await asyncio.sleep(0.01)
+        check.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await check
+    assert len(file.kept_parts) == 1
+    assert file.kept_bytes == store.space.used_bytes
+
+    parts.hand_over(file)
+    assert kept.planner.schedule.victims(1, 0.0, 0.0) is None
+    await remove_leftovers(store)
+    assert store.space.used_bytes == 0
+    store.close()
