@@ -178,7 +178,7 @@ class Settings(pydantic.BaseModel):
         ge=1,
         le=100,
         description="percentage of an object's parts that have to be read before the whole "
-        "object is fetched [default: once they have cost as much as the whole, by the prices of "
+        "object is fetched [default: once they have cost as much as the whole, by both prices of "
         "the origin; 50 without prices]",
     )
     plan_memory: ByteSize = Field(

@@ -38,12 +38,15 @@ def whole_share(
         percent: the share that the user has set, in percent; None for none.
         part_bytes: size of a part.
         price_per_gb: price of 10^9 bytes; None if it is not known.
-        price_per_1000_requests: price of 1,000 requests; None if it is not known.
+        price_per_1000_requests: price of 1,000 requests; None if it is not known. If either price
+            is not known, the other one says nothing.
     """
     if percent is not None:
         return percent / 100
-    part_price = part_bytes / 1e9 * (price_per_gb or 0)
-    request_price = (price_per_1000_requests or 0) / 1e3
+    if price_per_gb is None or price_per_1000_requests is None:
+        return _SHARE_WITHOUT_PRICES
+    part_price = part_bytes / 1e9 * price_per_gb
+    request_price = price_per_1000_requests / 1e3
     single_price = part_price + request_price
     if not single_price:
         return _SHARE_WITHOUT_PRICES

@@ -107,15 +107,16 @@ class RawObject(io.RawIOBase):
         """Read the next bytes into a buffer; return their number, which is 0 at the end."""
         with self._lock:
             self._check_open()
+            # Before anything is read: an error must not lose bytes.
+            if self._ranges is not None and self._ranges.is_whole:
+                self._open_cached_file()
             if self._cached_file is not None:
                 return self._cached_file.readinto(buffer) or 0
-            ranges, read_ahead = self._open_ranges()
+            _, read_ahead = self._open_ranges()
             target = memoryview(buffer).cast("B")
             data = read_ahead.read(self._position, self._position + len(target))
             target[: len(data)] = data
             self._position += len(data)
-            if ranges.is_whole:
-                self._open_cached_file()
             return len(data)
 
     def readall(self) -> bytes:

@@ -63,6 +63,9 @@ class ReadAhead:
             kept_part = self._kept[start - self._start :]
         ahead_bytes = min(self._run_bytes, self._block_bytes) if continues else 0
         ahead_to = min(self._size_bytes, stop + ahead_bytes)
-        self._kept = kept_part + self._fetch(start + len(kept_part), stop, ahead_to)
-        self._start = start
-        return self._kept[: stop - start]
+        data = kept_part + self._fetch(start + len(kept_part), stop, ahead_to)
+        # The end of a large read, too, is in the next one's reach. Its beginning only takes memory.
+        passed_bytes = max(0, stop - start - self._block_bytes)
+        self._kept = data[passed_bytes:]
+        self._start = start + passed_bytes
+        return data[: stop - start]

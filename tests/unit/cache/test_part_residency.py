@@ -19,6 +19,7 @@ from shardcache.store.part_file import JOURNAL_BYTES, PartFile
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 from shardcache.transport.between.parts import write_parts
+from support.programs.daemon import eventually
 from support.shards.stores import kept_in, open_store
 
 PART_BYTES = 4096
@@ -215,8 +216,7 @@ async def test_cancelled_check_keeps_count_of_the_damaged_parts_that_it_left(
     [file] = store.parts.files()
     with opening_blocked(file.partial.journal_path):
         check = asyncio.create_task(parts.check_restored(file, [1, 2]))
-        while len(file.kept_parts) == 2:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(eventually, lambda: len(file.kept_parts) == 1)
         check.cancel()
     with pytest.raises(asyncio.CancelledError):
         await check

@@ -17,8 +17,8 @@ PART_BYTES = 256 * KIB
         (0.0, 0.0, 0.5),
         (0.09, 0.0004, 0.98),  # bytes that leave a region
         (0.0, 0.0004, 1 / 16),  # within it: sixteen parts are one request
-        (None, 0.0004, 1 / 16),
-        (0.01, None, 1.0),
+        (None, 0.0004, 0.5),  # one price alone says nothing
+        (0.01, None, 0.5),
     ],
 )
 def test_share_follows_from_the_prices(
