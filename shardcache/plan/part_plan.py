@@ -43,6 +43,7 @@ class PartPlan(Generic[Session]):
         self._numbers = array("Q")
         self._ends = array("Q")
         self._end = 0  # the plan's position after its last range
+        self._passed = 0  # the plan's position after the last range that was read
 
     def __repr__(self) -> str:
         return f"PartPlan(ranges={len(self._numbers)})"
@@ -55,6 +56,7 @@ class PartPlan(Generic[Session]):
         self._numbers = array("Q")
         self._ends = array("Q")
         self._end = 0
+        self._passed = 0
 
     def add(self, number: int, names: Sequence[str]) -> None:
         """Announce a range.
@@ -79,11 +81,12 @@ class PartPlan(Generic[Session]):
         ranges = bisect_right(self._numbers, number)
         if not ranges:
             return
-        self._ask_schedule().passed(self._session, self._ends[ranges - 1], waited_s)
+        self._passed = self._ends[ranges - 1]
+        self._ask_schedule().passed(self._session, self._passed, waited_s)
         del self._numbers[:ranges]
         del self._ends[:ranges]
 
     @property
-    def ranges(self) -> int:
-        """Number of announced ranges that were not read yet."""
-        return len(self._numbers)
+    def names(self) -> int:
+        """Number of names in announced ranges that were not read yet: of objects and of parts."""
+        return self._end - self._passed

@@ -158,7 +158,7 @@ SESSION_PATH = "/v1/session"
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 # Limit on the messages of a bundle, each of which may take a task of the daemon.
-_MAX_BUNDLED = 4096
+MAX_BUNDLED = 4096
 MAX_JOB_CHARS = 255  # a longer name would crowd everything else off the status page
 _SHOWN_CHARS = 100  # number of characters of a wrong value that an error shows
 
@@ -312,8 +312,8 @@ def unbundled(message: Json) -> list[Json]:
     if message.get("type") != "bundle":
         return [message]
     messages = take(message, "messages", list[Json])
-    if len(messages) > _MAX_BUNDLED:
-        raise ProtocolError(f"a bundle has at most {_MAX_BUNDLED} messages")
+    if len(messages) > MAX_BUNDLED:
+        raise ProtocolError(f"a bundle has at most {MAX_BUNDLED} messages")
     return messages
 
 

@@ -196,17 +196,19 @@ class DaemonConnection:
         return message
 
     def send_all(self, messages: Sequence[Json]) -> None:
-        """Send messages within a second, as one bundle if the daemon takes bundles.
+        """Send messages within a second, in as few bundles as possible if the daemon takes bundles.
 
         A daemon that does not take bundles does not know the field `needed` of a lease, either:
         such a daemon is sent a message `need` after the lease.
         """
         deadline_s = time.monotonic() + _SEND_TIMEOUT_S
         if self._takes_bundles:
-            message = messages[0]
-            if len(messages) > 1:
-                message = {"type": "bundle", "messages": messages}
-            self._send(message, deadline_s)
+            for first in range(0, len(messages), protocol.MAX_BUNDLED):
+                bundled = messages[first : first + protocol.MAX_BUNDLED]
+                message = bundled[0]
+                if len(bundled) > 1:
+                    message = {"type": "bundle", "messages": bundled}
+                self._send(message, deadline_s)
             return
         for message in messages:
             self._send(message, deadline_s)

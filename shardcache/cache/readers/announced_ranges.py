@@ -5,15 +5,14 @@ announces them ahead of its requests, so that the cache keeps the parts that are
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from shardcache.cache.listings.shard_listing import Listing
-from shardcache.cache.readers.plan_memory import RANGE_POSITIONS, PlanMemory
+from shardcache.cache.readers.plan_memory import PlanMemory
 from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.waiting.waits import Holder
 from shardcache.plan.part_plan import PartPlan
-from shardcache.shared.exceptions import CapacityError, ProtocolError
+from shardcache.shared.exceptions import ProtocolError
 from shardcache.shared.protocol import AnnouncedRange
 
 
@@ -47,7 +46,7 @@ class AnnouncedRanges:
         self._plan: PartPlan[Holder] | None = None
         self._planner = services.planner
         self._next_number = 0  # the lowest number that may be announced next
-        self._counted = 0  # number of ranges that `_memory` counts
+        self._counted = 0  # number of names that `_memory` counts
 
     def begin(self) -> None:
         """Begin to announce ranges, in place of those announced before."""
@@ -73,8 +72,7 @@ class AnnouncedRanges:
             if plan is self._plan:  # the reader may have begun another plan between two pieces
                 self._add_piece(plan, piece)
 
-        with suppress(CapacityError):
-            await self._turns.take(ranges, add_piece)
+        await self._turns.take(ranges, add_piece)
 
     def check(self, ranges: Sequence[AnnouncedRange]) -> None:
         """Raise ProtocolError unless the reader has a plan of ranges, with these positions."""
@@ -85,16 +83,13 @@ class AnnouncedRanges:
             self._reader.ref(each.position)  # raises the error if there is no such position
 
     def _add_piece(self, plan: PartPlan[Holder], piece: Sequence[AnnouncedRange]) -> None:
-        """Announce some ranges. Raises CapacityError."""
-        listing = self._reader.listing
-        assert listing is not None
-        added = len(piece) * RANGE_POSITIONS
-        self._memory.check(self._counted * RANGE_POSITIONS, listing, added)
+        """Announce some ranges, as far as there is memory for them."""
         for number, position, start, beyond in piece:
             keys = self._leasing.range_keys(self._reader.ref(position), (start, beyond + 1))
-            if keys:
+            added = plan.names - self._counted
+            if keys and self._memory.may_announce(added + len(keys)):
                 plan.add(number, keys)
-        self._count(plan.ranges)
+        self._count(plan.names)
 
     def passed(self, number: int, waited_s: float) -> None:
         """Record that the reader has read an announced range, and so all before it.
@@ -105,14 +100,14 @@ class AnnouncedRanges:
         """
         if self._plan is not None:
             self._plan.passed(number, waited_s)
-            self._count(self._plan.ranges)
+            self._count(self._plan.names)
 
     def end(self) -> None:
         """Drop what was announced; the schedule's plan is dropped by the caller."""
         self._plan = None
         self._count(0)
 
-    def _count(self, ranges: int) -> None:
-        """Have the memory of a number of ranges counted, in place of the number before."""
-        self._memory.extend((ranges - self._counted) * RANGE_POSITIONS)
-        self._counted = ranges
+    def _count(self, names: int) -> None:
+        """Have the memory of a number of names counted, in place of the number before."""
+        self._memory.announce(names - self._counted)
+        self._counted = names

@@ -1,9 +1,11 @@
 """Limit of the memory that the plans of all readers take.
 
 A plan is a list of shards (`Listing`), which plans can share, and an order: for each position, the
-number of a shard in the list. A reader of ranges may also announce the ranges that it reads next,
-each of which counts as `RANGE_POSITIONS` positions. `Reader` counts its plan here as it declares,
-extends and drops the plan.
+number of a shard in the list. `Reader` counts its plan here as it declares, extends and drops the
+plan.
+
+A reader of ranges may also announce the ranges that it reads next. This is only advice, so it never
+takes the memory of a plan: all announced ranges together have a limit of their own.
 """
 
 from collections import Counter
@@ -13,9 +15,10 @@ from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.units import size
 
 _POSITION_BYTES = 64  # memory taken by each position of a plan
-
-RANGE_POSITIONS = 10
-"""Number of positions that take as much memory as an announced range: its parts have names."""
+# Memory taken by each name of an announced range: that of its object, and of each of its parts.
+_NAME_BYTES = 400
+# Announced ranges may take this share of the limit, in addition to the plans.
+_ANNOUNCED_SHARE = 1 / 4
 
 
 class PlanMemory:
@@ -31,6 +34,7 @@ class PlanMemory:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._positions = 0  # of all plans
+        self._announced_names = 0  # of all announced ranges
         # By list of shards, the number of plans that use this list.
         self._plans: Counter[Listing] = Counter()
         self._listings_bytes = 0
@@ -62,6 +66,15 @@ class PlanMemory:
     def extend(self, positions: int) -> None:
         """Count a number of positions that were added to a plan."""
         self._positions += positions
+
+    def may_announce(self, names: int) -> bool:
+        """Return whether ranges with this number of names may be announced besides all others."""
+        bytes_with = _NAME_BYTES * (self._announced_names + names)
+        return bytes_with <= self._limit_bytes * _ANNOUNCED_SHARE
+
+    def announce(self, names: int) -> None:
+        """Count the names of ranges that were announced; a negative number of those dropped."""
+        self._announced_names += names
 
     def end(self, listing: Listing, positions: int) -> None:
         """Stop counting a plan and the number of its positions."""

@@ -41,3 +41,16 @@ def test_positions_of_ended_plans_are_free_again() -> None:
         memory.check(0, second, room)
     memory.end(first, room + 1)
     memory.check(0, second, room)
+
+
+def test_announced_ranges_take_no_memory_of_plans() -> None:
+    """They have a quarter as much for themselves, by the number of their names."""
+    listing = _listing()
+    memory = PlanMemory(1_000_000)
+    assert memory.may_announce(600)
+    memory.announce(600)
+    assert not memory.may_announce(100)
+    memory.begin(listing)
+    memory.check(0, listing, 7_000)
+    memory.announce(-600)
+    assert memory.may_announce(600)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.shared.protocol import ShardRef
+from shardcache.shared.protocol import MAX_BUNDLED, ShardRef
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience
@@ -176,3 +176,17 @@ def test_releases_that_were_put_off_are_sent_before_the_next_plan(path: Path) ->
         session.release_later(lease)
         session.declare(replace(PLAN, epoch=1))
     assert [message["type"] for message in heard] == ["hello", "plan", "lease", "release", "plan"]
+
+
+def test_more_messages_than_a_bundle_may_have_are_several_bundles(path: Path) -> None:
+    """Samples whose members lie apart have several ranges each."""
+
+    def script(peer: Peer) -> None:
+        begin(peer, bundles=True)
+        peer.stay()
+
+    ranges = [(0, (number, number + 1)) for number in range(MAX_BUNDLED + 5)]
+    with session_with(path, script) as (session, heard):
+        session.lease_ranges(ranges, needed=False)
+        eventually(lambda: len(heard) == 4)
+    assert [len(message["messages"]) for message in heard[2:]] == [MAX_BUNDLED, 5]
