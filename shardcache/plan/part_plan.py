@@ -11,11 +11,14 @@ the two is cached, the object or the part, is kept for this range.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic
 
 from shardcache.plan.schedule import Schedule
 from shardcache.plan.timeline import Session
+
+# Ranges that were read are forgotten as many at a time, since that moves all the others.
+_FORGOTTEN_TOGETHER = 4096
 
 
 class PartPlan(Generic[Session]):
@@ -42,11 +45,12 @@ class PartPlan(Generic[Session]):
         # after the range.
         self._numbers = array("Q")
         self._ends = array("Q")
+        self._read = 0  # number of these ranges that were read
         self._end = 0  # the plan's position after its last range
         self._passed = 0  # the plan's position after the last range that was read
 
     def __repr__(self) -> str:
-        return f"PartPlan(ranges={len(self._numbers)})"
+        return f"PartPlan(ranges={len(self._numbers) - self._read})"
 
     def begin(self) -> None:
         """Begin a new, empty plan in place of the present one."""
@@ -55,21 +59,23 @@ class PartPlan(Generic[Session]):
         self._ask_schedule().declare(self._session, job=job, is_of_parts=True)
         self._numbers = array("Q")
         self._ends = array("Q")
+        self._read = 0
         self._end = 0
         self._passed = 0
 
-    def add(self, number: int, names: Sequence[str]) -> None:
-        """Announce a range.
+    def add(self, ranges: Iterable[tuple[int, Sequence[str]]]) -> None:
+        """Announce ranges, in the order of reading.
 
         Args:
-            number: number of the range, not lower than those before.
-            names: names in the schedule of the range's object, and of the parts that have the
-                range.
+            ranges: for each range, its number, not lower than those before, and the names in the
+                schedule of the range's object, and of the parts that have the range.
         """
-        self._ask_schedule().extend(self._session, names)
-        self._end += len(names)
-        self._numbers.append(number)
-        self._ends.append(self._end)
+        schedule = self._ask_schedule()
+        for number, names in ranges:
+            schedule.extend(self._session, names)
+            self._end += len(names)
+            self._numbers.append(number)
+            self._ends.append(self._end)
 
     def passed(self, number: int, waited_s: float = 0.0) -> None:
         """Record that a range was read, and all ranges of lower numbers were read or left out.
@@ -78,13 +84,16 @@ class PartPlan(Generic[Session]):
             number: number of the range, which need not have been announced.
             waited_s: the session's total waiting time so far.
         """
-        ranges = bisect_right(self._numbers, number)
-        if not ranges:
+        ranges = bisect_right(self._numbers, number, lo=self._read)
+        if ranges == self._read:
             return
+        self._read = ranges
         self._passed = self._ends[ranges - 1]
         self._ask_schedule().passed(self._session, self._passed, waited_s)
-        del self._numbers[:ranges]
-        del self._ends[:ranges]
+        if self._read >= _FORGOTTEN_TOGETHER:
+            del self._numbers[: self._read]
+            del self._ends[: self._read]
+            self._read = 0
 
     @property
     def names(self) -> int:

@@ -84,11 +84,14 @@ class AnnouncedRanges:
 
     def _add_piece(self, plan: PartPlan[Holder], piece: Sequence[AnnouncedRange]) -> None:
         """Announce some ranges, as far as there is memory for them."""
+        added: list[tuple[int, list[str]]] = []
+        names = 0
         for number, position, start, beyond in piece:
             keys = self._leasing.range_keys(self._reader.ref(position), (start, beyond + 1))
-            added = plan.names - self._counted
-            if keys and self._memory.may_announce(added + len(keys)):
-                plan.add(number, keys)
+            if keys and self._memory.may_announce(names + len(keys)):
+                added.append((number, keys))
+                names += len(keys)
+        plan.add(added)
         self._count(plan.names)
 
     def passed(self, number: int, waited_s: float) -> None:

@@ -192,7 +192,7 @@ class _SampleReader:
             sample_range = next(self._ranges, None)
             if sample_range is None:
                 return
-            self._plan.add(self._planned_count, self._cache.names(*sample_range))
+            self._plan.add([(self._planned_count, self._cache.names(*sample_range))])
             self._planned_count += 1
             self._planned.append(sample_range)
 

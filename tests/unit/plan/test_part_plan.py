@@ -48,7 +48,7 @@ def test_part_that_is_needed_last_is_evicted_first(clock: Clock) -> None:
     """But those that were not announced go before it."""
     plan = clock.plan("reader")
     for number, part in enumerate(("o/2", "o/0", "o/1", "o/2")):
-        plan.add(number, ["o", part])
+        plan.add([(number, ["o", part])])
     for part in ("o/0", "o/1", "o/2", "other/0"):
         clock().arrived(part, PART_BYTES)
     assert clock.victims(3) == ["other/0", "o/1", "o/0"]
@@ -59,7 +59,7 @@ def test_part_that_is_needed_last_is_evicted_first(clock: Clock) -> None:
 
 def test_nothing_announced_is_evicted_for_bytes_that_nobody_asked_for(clock: Clock) -> None:
     plan = clock.plan("reader")
-    plan.add(0, ["o", "o/0"])
+    plan.add([(0, ["o", "o/0"])])
     clock().arrived("o/0", PART_BYTES)
     clock().arrived("o/1", PART_BYTES)
     assert clock.victims(1, AFTER_ALL_PLANS) == ["o/1"]
@@ -69,9 +69,9 @@ def test_nothing_announced_is_evicted_for_bytes_that_nobody_asked_for(clock: Clo
 def test_whole_object_is_needed_with_the_first_of_its_ranges(clock: Clock) -> None:
     """It stays while any of its ranges is announced."""
     plan = clock.plan("reader")
-    plan.add(10, ["a", "a/5"])
-    plan.add(20, ["b", "b/0"])
-    plan.add(30, ["a", "a/1"])
+    plan.add([(10, ["a", "a/5"])])
+    plan.add([(20, ["b", "b/0"])])
+    plan.add([(30, ["a", "a/1"])])
     for key in ("a", "b", "c"):
         clock().arrived(key, PART_BYTES)
     assert clock.victims(3) == ["c", "b", "a"]
@@ -86,7 +86,7 @@ def test_parts_of_a_fast_reader_are_needed_before_those_of_a_slow_one(clock: Clo
     plans = {"fast": clock.plan("fast"), "slow": clock.plan("slow")}
     for session, plan in plans.items():
         for number in range(4_000):
-            plan.add(number, [session, f"{session}/{number}"])
+            plan.add([(number, [session, f"{session}/{number}"])])
     for second in range(1, 11):
         clock.now_s = float(second)
         plans["fast"].passed(200 * second)
@@ -98,7 +98,7 @@ def test_parts_of_a_fast_reader_are_needed_before_those_of_a_slow_one(clock: Clo
 
 def test_plan_of_parts_is_not_fetched_ahead(clock: Clock) -> None:
     plan = clock.plan("reader")
-    plan.add(0, ["o", "o/0"])
+    plan.add([(0, ["o", "o/0"])])
     schedule = clock()
     assert schedule.next_missing(lambda name: False) is None
     assert list(schedule.ahead("reader", 1e9, 10)) == []
@@ -107,7 +107,7 @@ def test_plan_of_parts_is_not_fetched_ahead(clock: Clock) -> None:
 
 def test_reader_that_leaves_keeps_nothing(clock: Clock) -> None:
     plan = clock.plan("reader")
-    plan.add(0, ["o", "o/0"])
+    plan.add([(0, ["o", "o/0"])])
     clock().arrived("o/0", PART_BYTES)
     clock().forget("reader")
     assert clock.victims(1, AFTER_ALL_PLANS) == ["o/0"]
@@ -153,7 +153,7 @@ def fetched_parts(all_orders: Sequence[Sequence[Part]], cached: int, *, announce
     for number in range(len(all_orders[0])):
         for plan, order in zip(plans, all_orders, strict=True):
             for later in _newly_announced(number, announced, len(order)):
-                plan.add(later, cache.names(*_span(order[later])))
+                plan.add([(later, cache.names(*_span(order[later])))])
             asked = cache.ask(*_span(order[number]))
             plan.passed(number)
             cache.read(asked)

@@ -319,8 +319,11 @@ class ScatteredReader:
             if coming is None:
                 break
             place, sample_id = coming
-            known += self._ranges.known_range_of(*sample_id) is not None
-            byte_range = self._ranges.range_of(*sample_id)
+            byte_range = self._ranges.known_range_of(*sample_id)
+            if byte_range is None:
+                byte_range = self._ranges.range_of(*sample_id)
+            else:
+                known += 1
             queued = _QueuedSample(place, sample_id, self._next_number, byte_range)
             self._next_number += 1
             new.append(queued)
