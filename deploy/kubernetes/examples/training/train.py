@@ -18,8 +18,9 @@ FEATURES = 64
 
 
 def decode(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
-    """Return the first bytes of the image as if they were its features, and the class: put your own here."""
-    return torch.frombuffer(bytearray(sample["jpg"][:FEATURES]), dtype=torch.uint8) / 255, int(sample["cls"])
+    """Return the image's first bytes as if they were features, and the class: put your own here."""
+    pixels = torch.frombuffer(bytearray(sample["jpg"][:FEATURES]), dtype=torch.uint8)
+    return pixels / 255, int(sample["cls"])
 
 
 def main(urls: str) -> None:
@@ -43,7 +44,8 @@ def main(urls: str) -> None:
             read += len(labels)
         dist.all_reduce(read)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: {int(read)} samples on {dist.get_world_size()} ranks", flush=True)
+            ranks = dist.get_world_size()
+            print(f"epoch {epoch}: {int(read)} samples on {ranks} ranks", flush=True)
     dist.destroy_process_group()
 
 
