@@ -114,8 +114,10 @@ class SessionCredentials:
 
     def _credentials_in(self, variables: Mapping[str, Any], uid: int) -> _HandedSet:
         """Return the credentials that variables contain. Raises ProtocolError; see `held`."""
+        if not variables:
+            return ()
         is_users_own = self._is_private and uid == os.geteuid()
-        if variables and not is_users_own:
+        if not is_users_own:
             raise ProtocolError("only a user's own private daemon takes credentials")
         of_each_kind = [kind.of(variables) for kind in KINDS]
         return tuple(each for each in of_each_kind if each is not None)
