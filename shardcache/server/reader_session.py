@@ -26,6 +26,7 @@ from shardcache.server.grants import grant_of
 from shardcache.server.outbox import Outbox
 from shardcache.server.service import Service
 from shardcache.shared import protocol
+from shardcache.shared.announced_range import announced_ranges
 from shardcache.shared.exceptions import ProtocolError, ShardcacheError, internal_error
 from shardcache.shared.protocol import REQUESTS, Json, take
 
@@ -290,7 +291,7 @@ class ReaderSession:
 
     async def _plan_ranges(self, message: Json) -> None:
         """Take note of the ranges that the reader reads next."""
-        ranges = protocol.announced_ranges(message["ranges"])
+        ranges = announced_ranges(message["ranges"])
         self._reader.announced.check(ranges)
         listing = self._reader.listing
         async with self._range_plan_lock:  # each of these messages takes several turns

@@ -101,7 +101,7 @@ none of them is fetched, but the parts that are needed soonest stay cached. `ran
 numbers for each: its `number`, and `position`, `start` and `beyond` of its lease. The numbers must
 not decrease; pieces of one sample have the same. The `lease` on the last of them has this `number`,
 too, and its release ends all ranges up to it. A message goes on with the announced order, or
-`begins` another one.
+`begins` another one. For its limit, see `announced_range`.
 
 Readers of many small ranges would spend most of their time on messages. If `hello` and `welcome`
 have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order, and
@@ -129,7 +129,6 @@ next daemon.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from inspect import formatannotation
-from itertools import pairwise
 from types import MappingProxyType
 from typing import (
     Annotated,
@@ -193,31 +192,6 @@ def check_indices(values: Sequence[object], count: int) -> None:
     """Raise ProtocolError unless all values are indices into a list of length `count`."""
     if not all(type(value) is int and 0 <= value < count for value in values):
         raise ProtocolError(f"a plan's indices must lie between 0 and {count - 1}")
-
-
-class AnnouncedRange(NamedTuple):
-    """A range that a reader will read, from the byte `start` to the byte `beyond`.
-
-    Attributes:
-        number: number of the range in the reader's order.
-        position: position of the object in the plan.
-    """
-
-    number: int
-    position: int
-    start: int
-    beyond: int
-
-
-def announced_ranges(numbers: Sequence[object]) -> list[AnnouncedRange]:
-    """Return the ranges in a message of type `plan_ranges`. Raises ProtocolError."""
-    if len(numbers) % 4 or not all(map(_is_count, numbers)):
-        raise ProtocolError("'ranges' are four numbers for each range")
-    counts = cast("Sequence[int]", numbers)
-    ranges = [AnnouncedRange(*counts[at : at + 4]) for at in range(0, len(counts), 4)]
-    if any(later.number < earlier.number for earlier, later in pairwise(ranges)):
-        raise ProtocolError("the numbers of announced ranges must not decrease")
-    return ranges
 
 
 class _Granted(TypedDict):
@@ -351,7 +325,7 @@ def _unsound(message: Json, name: str, kind: object) -> ProtocolError:
     return ProtocolError(f"{message_type!r} needs {name!r}: {expected}")
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
     """Return True for an integer from 0 to `_MAX_INT`; a bool is not an integer here."""
     return type(value) is int and 0 <= value <= _MAX_INT
 
@@ -366,9 +340,9 @@ def _is_text(value: str) -> bool:
 
 # By the type of a field, the function that returns whether a value is of this type and in range.
 _IS_SOUND: dict[Any, Callable[[Any], bool]] = {
-    int: _is_count,
+    int: is_count,
     _Inode: lambda value: type(value) is int and 0 <= value < 2**64,
-    int | None: lambda value: value is None or _is_count(value),
+    int | None: lambda value: value is None or is_count(value),
     str: lambda value: type(value) is str and _is_text(value),
     bytes: lambda value: type(value) is bytes,
     bool: lambda value: type(value) is bool,

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from shardcache.shared import exceptions
+from shardcache.shared.announced_range import MAX_ANNOUNCED
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import served_lately
 from shardcache_client.daemon.choice import DaemonChoice
@@ -242,9 +243,14 @@ class Session(DaemonLink):
         """
 
         def tell(connection: DaemonConnection) -> None:
-            if connection.takes_range_plans:
-                connection.tell("plan_ranges", ranges=ranges, begins=begins)
-                self.has_range_plan = True
+            if not connection.takes_range_plans:
+                return
+            step = 4 * MAX_ANNOUNCED
+            for first in range(0, len(ranges), step):
+                announced = ranges[first : first + step]
+                is_first = first == 0
+                connection.tell("plan_ranges", ranges=announced, begins=begins and is_first)
+            self.has_range_plan = True
 
         self._tell_if_connected(tell)
 

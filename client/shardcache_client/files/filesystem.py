@@ -399,7 +399,8 @@ class ReadAheadCache(BaseCache):  # type: ignore[misc]
 
     def _fetch(self, start: int | None, stop: int | None) -> bytes:
         """Return bytes of the file; fsspec calls this, with None for the file's start or end."""
-        return self._read_ahead.read(start or 0, self.size if stop is None else stop)
+        read = self._read_ahead.read(start or 0, self.size if stop is None else stop)
+        return read.tobytes()
 
 
 class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]

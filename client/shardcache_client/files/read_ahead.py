@@ -39,11 +39,14 @@ class ReadAhead:
         self._read_to = 0  # end of the previous read
         self._run_bytes = 0  # number of bytes read in a row up to that end
 
-    def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` to `stop`, or up to the end of the file."""
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop`, or up to the end of the file.
+
+        They are not copied, as a read of tensors may have gigabytes.
+        """
         stop = min(stop, self._size_bytes)
         if start >= stop:
-            return b""
+            return memoryview(b"")
 
         continues = self._run_bytes > 0 and start == self._read_to
         if not continues:
@@ -54,7 +57,7 @@ class ReadAhead:
         # 1. All of the bytes are kept.
         kept_to = self._start + len(self._kept)
         if self._start <= start and stop <= kept_to:
-            return self._kept[start - self._start : stop - self._start]
+            return memoryview(self._kept)[start - self._start : stop - self._start]
 
         # 2. Only the first bytes are kept, or none: fetch the other bytes, and some more if this
         #    read continues the previous read.
@@ -68,4 +71,4 @@ class ReadAhead:
         passed_bytes = max(0, stop - start - self._block_bytes)
         self._kept = data[passed_bytes:]
         self._start = start + passed_bytes
-        return data[: stop - start]
+        return memoryview(data)[: stop - start]

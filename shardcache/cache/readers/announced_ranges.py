@@ -12,8 +12,8 @@ from shardcache.cache.readers.plan_memory import PlanMemory
 from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.waiting.waits import Holder
 from shardcache.plan.part_plan import PartPlan
+from shardcache.shared.announced_range import AnnouncedRange
 from shardcache.shared.exceptions import ProtocolError
-from shardcache.shared.protocol import AnnouncedRange
 
 
 class RangeHolder(Holder, Protocol):

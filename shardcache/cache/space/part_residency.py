@@ -20,6 +20,7 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.signals import Signal
 from shardcache.origin.objects import RemoteObject
+from shardcache.shared.exceptions import DiskError
 from shardcache.store.part_file import PartFile
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
@@ -167,6 +168,7 @@ class PartResidency:
     def release(self, file: PartFile, parts: Iterable[int]) -> None:
         """End one `retain`."""
         self._end_leases(file, parts)
+        self._close_if_empty(file)
         self._changed.notify()
 
     def _end_leases(self, file: PartFile, parts: Iterable[int]) -> None:
@@ -316,10 +318,19 @@ class PartResidency:
         try:
             await self._store.parts.drop(file, part)
         finally:
-            is_empty = not file.kept_parts
-            # A transfer of the object still uses the file.
-            is_in_use = key in self._claims
-            if is_empty and not is_in_use and file.is_kept_by_part:
-                self._store.parts.close(file)  # it becomes a leftover, and is removed as such
+            self._close_if_empty(file)
         self._counters.evictions += 1
         return True
+
+    def _close_if_empty(self, file: PartFile) -> None:
+        """Close a file without parts, which becomes a leftover, and is removed as such.
+
+        Otherwise, its journal would take space that nothing can free: only parts are evicted.
+        """
+        partial = file.partial
+        is_empty = not (partial.done or partial.unchecked)
+        # A transfer of the object still uses the file.
+        is_in_use = partial.key in self._claims
+        if is_empty and not is_in_use and not file.leases and file.is_kept_by_part:
+            with contextlib.suppress(DiskError):  # the file is gone, or the next write will fail
+                self._store.parts.close(file)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shardcache.shared.announced_range import MAX_ANNOUNCED
 from shardcache.shared.protocol import ShardRef
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
@@ -150,7 +151,8 @@ def test_announcement_that_is_wrong_loses_nothing(store: Canary, node: Daemon) -
     for number in range(20):
         reader.read(number)
 
-    for wrong in ([1], [0, OBJECTS, 0, 1], [0, 0, 0, "a"], [4, 0, 0, 1, 3, 0, 0, 1]):
+    too_many = [0, 0, 0, 0] * (MAX_ANNOUNCED + 1)
+    for wrong in ([1], [0, OBJECTS, 0, 1], [0, 0, 0, "a"], [4, 0, 0, 1, 3, 0, 0, 1], too_many):
         session.send(type="plan_ranges", ranges=wrong)
         assert session.receive()["error"]["code"] == "protocol"
     reader.read(20)

@@ -134,6 +134,22 @@ async def test_part_whose_space_cannot_be_freed_is_counted_no_longer_than_its_fi
     assert store.space.used_bytes == 0
 
 
+async def test_file_without_parts_is_a_leftover_once_its_readers_have_left(store: Store) -> None:
+    """An object may be opened and not read. Nothing else would free the space of its journal."""
+    parts = kept_in(store).residency.parts
+    file = await filled(parts, store)
+    for _ in range(2):
+        parts.retain(file, [])
+    assert store.parts.get(file.partial.key) is file
+
+    for _ in range(2):
+        parts.release(file, [])
+    assert store.parts.get(file.partial.key) is None
+    await remove_leftovers(store)
+    assert not file.partial.path.exists()
+    assert store.space.used_bytes == 0
+
+
 async def test_cancelled_eviction_of_a_part_ends_after_its_hole(store: Store) -> None:
     """A thread that punched it later would remove the bytes of a part that was fetched again."""
     parts = kept_in(store).residency.parts

@@ -1,6 +1,7 @@
 """Reading ahead, against a file in memory."""
 
 import random
+import tracemalloc
 
 from shardcache_client.files.read_ahead import ReadAhead
 
@@ -27,7 +28,7 @@ class CountedFile:
 
     def read(self, start: int, stop: int) -> bytes:
         """Read a range."""
-        return self.read_ahead.read(start, stop)
+        return self.read_ahead.read(start, stop).tobytes()
 
 
 def test_scattered_reads_fetch_their_own_bytes() -> None:
@@ -66,3 +67,20 @@ def test_any_reads_give_the_files_bytes() -> None:
         stop = at + chance.randrange(3_000)
         assert file.read(at, stop) == BYTES[at:stop]
         at = min(stop, len(BYTES))
+
+
+def test_large_read_is_in_memory_once() -> None:
+    """Tensors have gigabytes: what is fetched is not copied, and not kept."""
+    file = CountedFile()
+    file.read(0, 10)  # the next read continues this one, and more than its bytes is fetched
+    tracemalloc.start()
+    try:
+        read = file.read_ahead.read(10, 80_010)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        assert read.nbytes == 80_000
+        del read
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1.5 * 80_000
+    assert kept_bytes < 3 * BLOCK_BYTES

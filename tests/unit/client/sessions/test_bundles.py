@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardcache.shared.announced_range import MAX_ANNOUNCED
 from shardcache.shared.protocol import MAX_BUNDLED, ShardRef
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -190,3 +191,24 @@ def test_more_messages_than_a_bundle_may_have_are_several_bundles(path: Path) ->
         session.lease_ranges(ranges, needed=False)
         eventually(lambda: len(heard) == 4)
     assert [len(message["messages"]) for message in heard[2:]] == [MAX_BUNDLED, 5]
+
+
+def test_more_ranges_than_a_message_may_announce_are_several_messages(path: Path) -> None:
+    """Only the first of them begins another order."""
+
+    def script(peer: Peer) -> None:
+        peer.hear()
+        peer.say(**WELCOME, range_plans=True)
+        accepted(peer)
+        peer.stay()
+
+    numbers = list(range(MAX_ANNOUNCED + 2))
+    ranges = [field for number in numbers for field in (number, 0, number, number)]
+    with session_with(path, script) as (session, heard):
+        session.plan_ranges(ranges, begins=True)
+        eventually(lambda: len(heard) == 4)
+    announced = heard[2:]
+    assert [message["type"] for message in announced] == ["plan_ranges"] * 2
+    assert [message["begins"] for message in announced] == [True, False]
+    assert announced[0]["ranges"] + announced[1]["ranges"] == ranges
+    assert len(announced[1]["ranges"]) == 4 * 2
