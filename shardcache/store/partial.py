@@ -13,8 +13,9 @@ other form, such as the decompressed tar, is written to another file.
 """
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -30,7 +31,7 @@ from shardcache.store.disk.file_operations import (
     size_or_zero,
     unlink_quietly,
 )
-from shardcache.store.disk.holes import punch_hole
+from shardcache.store.disk.holes import holes, is_hole, punch_hole
 from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import file_key, place_of, shard_key, stored_url
@@ -115,6 +116,7 @@ class Partial:
                 partial._create(granted_inodes)
             if is_sparse:
                 if resumed:
+                    partial._drop_unwritten()
                     partial._free_unfinished()
             else:
                 parts = list(partial.unchecked)
@@ -149,7 +151,10 @@ class Partial:
                 return None
             obj = RemoteObject(title.url, title.version, title.size_bytes)
             partial = cls(obj, title.part_bytes, path, journal, key, is_file=True)
-            if not partial._take_over(title) or not partial.unchecked:
+            if not partial._take_over(title):
+                return None
+            partial._drop_unwritten()
+            if not partial.unchecked:
                 return None
             partial._free_unfinished()
             partial.inode = path.stat().st_ino
@@ -221,8 +226,7 @@ class Partial:
             parts: numbers of unchecked parts.
         """
         with disk_errors(self.path), open(self.path, "rb", buffering=0) as file:
-            fd = file.fileno()
-            return {part for part in parts if self._crc_in_memory(fd, part) == self.unchecked[part]}
+            return self._sound_parts(file.fileno(), parts)
 
     def settle(self, parts: Sequence[int], sound: Set[int]) -> None:
         """Remove parts from the unchecked ones, after they were checked.
@@ -363,6 +367,24 @@ class Partial:
         self.unchecked = resume_journal(self.journal_path, self.part_count)
         return True
 
+    def _drop_unwritten(self) -> None:
+        """Drop the unchecked parts that are not whole on the disk, and record that in the journal.
+
+        After a power loss, the journal may list parts whose bytes had not all reached the disk. The
+        others are holes, which take no space, so these parts must not count as kept bytes. A sound
+        part with holes stays, as some filesystems store zeros as holes.
+        """
+        with open(self.path, "rb", buffering=0) as file:
+            fd = file.fileno()
+            with_holes: set[int] = set()  # a part may have several
+            for start, end in holes(fd, self.obj.size_bytes):
+                parts = range(start // self.part_bytes, -(-end // self.part_bytes))
+                with_holes.update(self.unchecked.keys() & parts)
+            unwritten = with_holes - self._sound_parts(fd, with_holes)
+        for part in sorted(unwritten):
+            append_dropped(self.journal_path, part)
+            del self.unchecked[part]
+
     def _free_unfinished(self) -> None:
         """Free the space of parts that the journal does not list.
 
@@ -395,8 +417,20 @@ class Partial:
             samples=None,
         )
 
+    def _span_of(self, index: int) -> tuple[int, int]:
+        """Return the start of a part in the file, and its end."""
+        start = index * self.part_bytes
+        return start, start + self.size_of(index)
+
+    def _sound_parts(self, fd: int, parts: Iterable[int]) -> set[int]:
+        """As `sound_parts`, given the open file."""
+        return {part for part in parts if self._crc_in_memory(fd, part) == self.unchecked[part]}
+
     def _crc_in_memory(self, fd: int, index: int) -> int:
         """Return the CRC32C of a part of an open file, read through the page cache."""
+        # After a power loss, many gigabytes may be holes. To read them all would delay the start.
+        if is_hole(fd, *self._span_of(index)):
+            return _crc_of_zeros(self.size_of(index))
         data = os.pread(fd, self.part_bytes, index * self.part_bytes)
         return crc32c(data, _CRC_OF_NOTHING)
 
@@ -405,6 +439,11 @@ class Partial:
         start = index * self.part_bytes
         data = read_direct(self.path, start, self.size_of(index))
         return crc32c(data, _CRC_OF_NOTHING)
+
+
+@functools.lru_cache(maxsize=8)  # parts of one size, and last parts
+def _crc_of_zeros(size_bytes: int) -> int:
+    return crc32c(bytes(size_bytes), _CRC_OF_NOTHING)
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:

@@ -125,7 +125,8 @@ class Store:
         for leftover in find_leftovers(self.layout):
             partial = Partial.recover(self.layout, leftover.key)
             if partial is None:
-                self.leftovers.keep(leftover)
+                # The attempt to recover its parts may have changed the journal's size.
+                self.leftovers.keep(Leftover.of(leftover.paths[0]))
             else:
                 self.parts.restore(partial)
         self._links.sweep(self.shards)

@@ -6,6 +6,7 @@ import lzma
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,12 @@ from shardcache.errors import (
 from shardcache.origin.objects import RemoteObject
 from shardcache.shared.formats.zstd_library import zstd_library
 from shardcache.store.codecs import Codec, codec_of, inflate
+from shardcache.store.disk.file_operations import allocated_or_zero
+from shardcache.store.disk.holes import punch_hole
 from shardcache.store.folder.layout import Layout
 from shardcache.store.indexing.indexer import IndexRequest, index_shard
 from shardcache.store.partial import Partial
+from shardcache.store.parts_journal import resume_journal
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import write_parts
 from support.shards.stores import open_store
@@ -44,7 +48,8 @@ def layout(tmp_path: Path) -> Layout:
 
 def write_some(partial: Partial, *indices: int) -> None:
     for index in indices:
-        piece = DATA[index * PART_BYTES : (index + 1) * PART_BYTES]
+        start = index * partial.part_bytes
+        piece = DATA[start : start + partial.part_bytes]
         for sums in write_parts(partial.parts(index, 1), piece):
             partial.mark_finished(sums)
 
@@ -144,6 +149,60 @@ def test_journal_of_parts_that_come_and_go_stays_short(layout: Layout) -> None:
     again = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
     assert again.unchecked == partial.done
     assert sorted(again.sound_parts(list(again.unchecked))) == [0, 3, 4]
+
+
+BLOCK_BYTES = 4096
+
+
+def punch(partial: Partial, start: int, size_bytes: int = BLOCK_BYTES) -> None:
+    """Leave a hole in the file, as bytes do that never reached the disk."""
+    with open(partial.path, "r+b") as file:
+        punch_hole(file.fileno(), start, size_bytes)
+
+
+def restarted(layout: Layout, partial: Partial, *, is_opened: bool) -> Partial:
+    """Return the partial of a later daemon: opened for a range, or found at the start."""
+    if is_opened:
+        return Partial.open(layout, partial.obj, PART_BYTES, is_file=True, is_sparse=True)
+    found = Partial.recover(layout, partial.key)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_part_that_never_reached_the_disk_is_not_kept(layout: Layout, is_opened: bool) -> None:
+    """The journal may have, after a power loss, so it is told; a hole takes no space."""
+    part_bytes = 2 * BLOCK_BYTES
+    partial = Partial.open(layout, OBJECT, part_bytes, is_file=True, is_sparse=True)
+    write_some(partial, 0, 1, 2)
+    punch(partial, 0, part_bytes)
+    punch(partial, part_bytes + BLOCK_BYTES)
+
+    again = restarted(layout, partial, is_opened=is_opened)
+
+    assert list(again.unchecked) == [2]
+    assert allocated_or_zero(partial.path) == 2 * BLOCK_BYTES  # of a part that ends in the second
+    assert list(resume_journal(partial.journal_path, partial.part_count)) == [2]
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_zeros_that_the_filesystem_keeps_as_a_hole_are_kept(
+    layout: Layout, is_opened: bool
+) -> None:
+    """Filesystems that compress do so, and copies of a cache folder by `cp`."""
+    obj = replace(OBJECT, size_bytes=4 * BLOCK_BYTES)
+    partial = Partial.open(layout, obj, 2 * BLOCK_BYTES, is_file=True, is_sparse=True)
+    for sums in write_parts(partial.parts(0, 1), bytes(2 * BLOCK_BYTES)):
+        partial.mark_finished(sums)
+    for sums in write_parts(partial.parts(1, 1), DATA[:BLOCK_BYTES] + bytes(BLOCK_BYTES)):
+        partial.mark_finished(sums)
+    punch(partial, 0, 2 * BLOCK_BYTES)
+    punch(partial, 3 * BLOCK_BYTES)
+
+    again = restarted(layout, partial, is_opened=is_opened)
+
+    assert again.unchecked == partial.done
+    assert again.sound_parts([0, 1]) == {0, 1}
 
 
 def test_another_version_starts_over(layout: Layout) -> None:

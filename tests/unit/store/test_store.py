@@ -21,12 +21,18 @@ from hypothesis.stateful import (
 )
 
 from shardcache.errors import CacheDirError, CacheFormatError, CorruptShardError
+from shardcache.origin.objects import RemoteObject
+from shardcache.store.disk.file_operations import allocated_or_zero
+from shardcache.store.disk.holes import punch_hole
 from shardcache.store.disk.mounts import Mount, mount_of
 from shardcache.store.disk.open_files import is_open_elsewhere, own_read_lock
 from shardcache.store.folder.folder_contents import find_shards
 from shardcache.store.folder.layout import FORMAT, SIDECAR, TAR, Layout
+from shardcache.store.part_file import JOURNAL_BYTES
+from shardcache.store.partial import Partial
 from shardcache.store.space import Reservation, Space
 from shardcache.store.store import Store
+from shardcache.transport.between.parts import write_parts
 from support.cases import first_quick
 from support.network.other_user import needs_root
 from support.shards.stores import open_store, publish
@@ -84,6 +90,29 @@ async def test_a_half_published_shard_is_swept(store: Store, reopen: Callable[[]
     assert not again.shards
     assert not store.layout.sidecar(shard.key).exists()
     assert again.space.used_bytes == 0
+
+
+@pytest.mark.parametrize("parts", [(0,), (0, 1)])
+async def test_parts_that_never_reached_the_disk_are_not_counted(
+    store: Store, reopen: Callable[[], Store], parts: tuple[int, ...]
+) -> None:
+    """After a power loss, a journal may list them, and end in the middle of a record."""
+    part_bytes = 4096
+    obj = RemoteObject("s3://bucket/file", '"1"', 5 * part_bytes)
+    partial = Partial.open(store.layout, obj, part_bytes, is_file=True, is_sparse=True)
+    write_parts(partial.parts(0, 2), bytes(range(256)) * 32)
+    with partial.journal_path.open("ab") as journal:
+        journal.write(b"torn")
+    with partial.path.open("r+b") as file:
+        for part in parts:
+            punch_hole(file.fileno(), part * part_bytes, part_bytes)
+
+    again = reopen()
+
+    is_kept = len(parts) < 2
+    journal_bytes = JOURNAL_BYTES if is_kept else partial.journal_path.stat().st_size
+    assert (partial.key in again.parts) is is_kept
+    assert again.space.used_bytes == allocated_or_zero(partial.path) + journal_bytes
 
 
 async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
