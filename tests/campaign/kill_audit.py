@@ -1,14 +1,15 @@
 """Remains of a killed daemon in its cache folder, and what the next daemon makes of them."""
 
 import json
-import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from campaign.disk_model import data_ranges
 from campaign.range_reads import Span, noted, read_ranges
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR
 from shardcache.store.keys import is_key
@@ -58,8 +59,8 @@ class Parts(NamedTuple):
             number = int.from_bytes(records[at : at + 4], "little")
             if number & _DROPPED:
                 numbers.discard(number ^ _DROPPED)
-            else:
-                numbers.add(number)
+            elif number * about["part_bytes"] < about["size_bytes"]:
+                numbers.add(number)  # any other is what a power cut has left in a record's place
         return cls(path, **about, numbers=frozenset(numbers))
 
     def span(self, number: int) -> Span:
@@ -98,6 +99,7 @@ class Found:
         spans: the sound parts of objects that are not published.
         spoilt: finished parts with other bytes than the object's.
         forgotten: ranges that a daemon has granted, and that are no longer there.
+        may_fetch: whether parts among `spans` may have been lost, and be fetched again.
     """
 
     published: frozenset[Path]
@@ -105,6 +107,7 @@ class Found:
     spans: tuple[Span, ...] = ()
     spoilt: tuple[Span, ...] = ()
     forgotten: tuple[Span, ...] = ()
+    may_fetch: bool = False
 
 
 def look(cache: Path, source: Source, *, may_fetch: bool = False) -> Found:
@@ -117,7 +120,7 @@ def look(cache: Path, source: Source, *, may_fetch: bool = False) -> Found:
     missing = set(source.tars) - set(published.values())
     missing_bytes = sum(source.stored_bytes[url] for url in missing)
     if may_fetch:
-        return Found(frozenset(published), missing_bytes)
+        return Found(frozenset(published), missing_bytes, may_fetch=True)
 
     kept = [parts for parts in _unfinished(cache) if parts.url in missing]
     kept = [parts for parts in kept if parts.size_bytes == source.stored_bytes[parts.url]]
@@ -157,6 +160,15 @@ def _unfinished(cache: Path) -> Iterator[Parts]:
             yield parts
 
 
+def title_of(journal: Path) -> dict[str, Any]:
+    """Return what a journal says of its object; nothing if it is damaged, or not there."""
+    try:
+        title = json.loads(journal.read_bytes().partition(b"\n")[0])
+    except (OSError, ValueError):
+        return {}
+    return title if isinstance(title, dict) else {}
+
+
 def audit(
     daemon: Daemon, source: Source, found: Found, *, reads_ranges: bool = False
 ) -> list[Problem]:
@@ -167,7 +179,7 @@ def audit(
     """
     problems = list(bookkeeping(daemon, "after the start"))
     if reads_ranges:
-        problems += _ranges_served(daemon, source, found.spans)
+        problems += _ranges_served(daemon, source, found)
         problems += bookkeeping(daemon, "after the ranges")
     daemon.request("POST", "/v1/verify", {"prefix": ""})
     shards = daemon.status()["cache"]["shards"]
@@ -186,14 +198,14 @@ def audit(
     return problems + list(bookkeeping(daemon, "in the end"))
 
 
-def _ranges_served(daemon: Daemon, source: Source, spans: tuple[Span, ...]) -> Iterator[Problem]:
+def _ranges_served(daemon: Daemon, source: Source, found: Found) -> Iterator[Problem]:
     """Read parts that are cached, the last first: what is read in order is also fetched ahead."""
-    backwards = spans[::-1]
+    backwards = found.spans[::-1]
     for span, data in zip(backwards, read_ranges(daemon, backwards), strict=True):
         if data != source.tars[span.url][span.start : span.end]:
             yield "wrong", f"{span}: other bytes than the store's"
     fetched_bytes = daemon.status()["counters"]["origin_bytes"]
-    if fetched_bytes:
+    if fetched_bytes and not found.may_fetch:
         yield "lost", f"{fetched_bytes} bytes were fetched for ranges that were cached"
 
 
@@ -247,11 +259,18 @@ def _taken(daemon: Daemon) -> dict[Path, int]:
 
 def _open_parts(daemon: Daemon) -> dict[str, Parts]:
     """Return the objects of which the daemon keeps single parts, by their cache keys."""
-    rows = {(row["url"], row["version"]) for row in daemon.shards()}
+    rows = Counter((row["url"], row["version"]) for row in daemon.shards())
     found = {}
-    for parts in _unfinished(daemon.cache_dir):
-        if (parts.url, parts.version) in rows:
-            found[parts.path.stem] = parts
+    for journal in daemon.cache_dir.glob(f"partial/*{JOURNAL}"):
+        title = title_of(journal)  # a power cut may have spoilt it: then nobody keeps its parts
+        key = journal.stem
+        # After a power cut, a file of parts may lie beside the published object: then it is kept
+        # only if the daemon names both.
+        tar = daemon.cache_dir / "shards" / key[:2] / (key + TAR)
+        if rows[title.get("url"), title.get("version")] > tar.exists():
+            parts = Parts.read(journal)
+            if parts is not None:
+                found[key] = parts
     return found
 
 
@@ -269,6 +288,12 @@ def _size_bytes(path: Path, open_parts: dict[str, Parts]) -> int:
         return found.st_size
     if parts is not None and _data_bytes(path) <= _in_blocks(parts):
         return parts.kept_bytes
+    return allocated_bytes(path)
+
+
+def allocated_bytes(path: Path) -> int:
+    """Return the bytes of a file that take space, up to its end."""
+    found = path.stat()
     return min(found.st_size, found.st_blocks * 512)
 
 
@@ -280,17 +305,7 @@ def _in_blocks(parts: Parts) -> int:
 
 def _data_bytes(path: Path) -> int:
     """Return the bytes of a file that are in no hole, up to its end."""
-    with path.open("rb") as file:
-        descriptor = file.fileno()
-        at = 0
-        found = 0
-        while True:
-            try:
-                start = os.lseek(descriptor, at, os.SEEK_DATA)
-            except OSError:  # there is no more data
-                return found
-            at = os.lseek(descriptor, start, os.SEEK_HOLE)
-            found += at - start
+    return sum(end - start for start, end in data_ranges(path))
 
 
 def _strays(cache: Path) -> list[Path]:

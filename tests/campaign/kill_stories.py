@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from campaign.kill_audit import Source
-from campaign.lives import AMPLE, FLAGS, GONE, PART_BYTES, Story, copy_folder
+from campaign.lives import AMPLE, FLAGS, GONE, PART_BYTES, SAMPLES, Story, copy_folder
 from support.disks.shim import CHANGES, Action, Op, Shim
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
@@ -14,7 +14,6 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 
 SHARDS = 6
-SAMPLES = 10
 COMPRESSED = 4  # the number of the one that is
 
 

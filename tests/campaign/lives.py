@@ -5,18 +5,20 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 
 from campaign.harness import Result
 from campaign.kill_audit import Found, Source, audit, look
+from campaign.range_reads import Span
 from shardcache_client.daemon.websocket import HandshakeError
 from support.disks.shim import CHANGES, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon
 from support.programs.zygote import Zygote
 
 PART_BYTES = 64 * 1024
+SAMPLES = 10  # of a tar, where nothing else is said
 FLAGS = (
     "--part-size",
     str(PART_BYTES),
@@ -54,6 +56,8 @@ class Story:
         stride: how many calls lie from one such point to the next, where most of them are alike.
         is_of_ranges: whether its daemon keeps parts of objects, which are then read as ranges.
         spoilt: how many parts of the template have a wrong byte.
+        samples: how many each tar has.
+        editions: contents, one after another, of the object of a life alone.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Story:
     stride: int = 1
     is_of_ranges: bool = False
     spoilt: int = 0
+    samples: int = SAMPLES
+    editions: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +150,14 @@ class Life:
         """Start it once more, undisturbed, and count what is not as it must be.
 
         Args:
-            may_fetch: whether finished parts may have been lost.
+            may_fetch: whether finished parts may have been lost. All parts are then read as ranges,
+                if its story is of such.
         """
         self.shim.disarm()
         source = self._source()
         found = look(self.cache, source, may_fetch=may_fetch)
+        if may_fetch and self._story.is_of_ranges:
+            found = replace(found, spans=_all_parts(source))
         self._judge(found, result, how)
         daemon = self._daemon(AMPLE)
         begun_s = time.monotonic()
@@ -179,6 +188,15 @@ class Life:
             result.fail("wrong", f"{how}: finished parts with other bytes: {found.spoilt}")
         if found.forgotten:
             result.fail("lost", f"{how}: ranges were granted and are gone: {found.forgotten}")
+
+
+def _all_parts(source: Source) -> tuple[Span, ...]:
+    """Return the ranges of all parts of all objects."""
+    return tuple(
+        Span(url, start, min(start + PART_BYTES, size_bytes))
+        for url, size_bytes in source.stored_bytes.items()
+        for start in range(0, size_bytes, PART_BYTES)
+    )
 
 
 def die_and_recover(zygote: Zygote, story: Story, death: Death, root: Path, result: Result) -> None:

@@ -83,10 +83,14 @@ def look_after(daemon: Daemon, source: Source) -> None:
     daemon.request("POST", "/v1/evict", {"urls": urls[1:]})
 
 
+def _editions() -> tuple[bytes, ...]:
+    """Return the contents of an object that is replaced, each of another size."""
+    return tuple(tar(100 + edition, _SAMPLES - edition) for edition in range(3))
+
+
 def read_replaced(server: Canary, daemon: Daemon, source: Source) -> None:
     """Read ranges of an object of this life alone, which is replaced in between."""
-    for edition in range(3):
-        data = tar(100 + edition, _SAMPLES - edition)  # each of another size
+    for edition, data in enumerate(_editions()):
         url = server.put(f"{uuid.uuid5(uuid.NAMESPACE_URL, str(daemon.root))}.tar", data)
         (daemon.root / OWN).write_bytes(url.encode() + b"\n" + data)
         for span in (part(url, 4), part(url, 1), part(url, 6)):
@@ -142,7 +146,9 @@ def stories(zygote: Zygote, s3: MotoS3, web: Canary, folder: Path) -> list[Story
         ("ranges, evicted", local, _long(some, folder / "long"), read_all_twice, str(_FEW)),
         ("ranges of a replaced object", local, some, partial(read_replaced, web), AMPLE),
     ]
-    found = [Story(*each, is_of_ranges=True) for each in told]
+    found = [
+        Story(*each, is_of_ranges=True, samples=_SAMPLES, editions=_editions()) for each in told
+    ]
     spoilt = _damaged(some, folder / "spoilt")
     found.append(
         Story(
@@ -153,6 +159,7 @@ def stories(zygote: Zygote, s3: MotoS3, web: Canary, folder: Path) -> list[Story
             AMPLE,
             is_of_ranges=True,
             spoilt=1,
+            samples=_SAMPLES,
         )
     )
     return found

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from campaign import kills, power
+from campaign.disk_model import BLOCK_BYTES, Chance, Content, File
 from campaign.harness import Result, Row, rows
 from campaign.kill_audit import audit, look
 from campaign.kill_stories import fetch
@@ -125,7 +127,7 @@ asyncio.run(main())
 @pytest.mark.slow
 @rows(power.ROWS)
 def test_power_cut_leaves_only_right_shards_visible(row: Row, lived: Ground) -> None:
-    """Visible shards are right and flushed ones are there, whatever else reached the disk."""
+    """Visible shards and parts are right, and flushed shards there, whatever reached the disk."""
     row.check(lived)
 
 
@@ -141,3 +143,33 @@ def test_missing_flush_would_be_noticed(suffix: str, lived: Ground, tmp_path: Pa
     ]
     power.examine(lived.zygote, story, replace(record, calls=careless), result, step=37, daemons=0)
     assert result.wrong
+
+
+@pytest.mark.slow
+def test_part_with_other_bytes_would_be_noticed(lived: Ground, tmp_path: Path) -> None:
+    """Wrong parts are in the states, beside right ones, and one that is granted shows."""
+    story = lived.stories["ranges, evicted"]
+    record = power.Record.of(lived.zygote, story, tmp_path / "p")
+    others = {url: tar[::-1] for url, tar in story.source.tars.items()}
+    wrong = replace(story, source=replace(story.source, tars=others))
+    result = Result("a power cut that leaves the parts of other objects")
+    examiner = power.examine(lived.zygote, wrong, record, result, step=53, daemons=0)
+    assert examiner.damaged
+    assert examiner.sound
+    assert result.wrong >= examiner.sound
+
+
+def test_power_cut_leaves_a_hole_or_what_was_there() -> None:
+    """Of each block for itself, until the file is flushed; the file keeps its size."""
+    data = b"".join(bytes([number]) * BLOCK_BYTES for number in range(1, 5))
+    file = File.known(Content(data, frozenset(range(4))))
+    file.punch(BLOCK_BYTES, 2 * BLOCK_BYTES + 10)
+    left = [file.after(Chance(random.Random(seed))) for seed in range(100)]
+    assert {len(content.data) for content in left} == {len(data)}
+    present = [file.data[number * BLOCK_BYTES :][:BLOCK_BYTES] for number in range(4)]
+    assert present[1:3] == [bytes(BLOCK_BYTES)] * 2
+    assert present[3] == bytes(10) + data[3 * BLOCK_BYTES + 10 :]
+    kept = [content.block(1) for content in left if content.block(2) is None]
+    assert {None, data[BLOCK_BYTES:][:BLOCK_BYTES]} <= set(kept)
+    file.flush()
+    assert file.after(Chance(random.Random(0))) == Content(bytes(file.data), frozenset({0, 3}))

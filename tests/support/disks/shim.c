@@ -306,7 +306,7 @@ DECLARE(fallocate64);
 DECLARE(posix_fallocate);
 DECLARE(posix_fallocate64);
 
-#define ALLOCATING(name, FAILED, OKAY, ...)                                                                            \
+#define ALLOCATING(name, FAILED, OKAY, MODE, ...)                                                                      \
     {                                                                                                                  \
         if (!watched(ALLOCATE))                                                                                        \
             return REAL(name)(__VA_ARGS__ offset, length);                                                             \
@@ -314,18 +314,18 @@ DECLARE(posix_fallocate64);
         struct step step = begin(ALLOCATE, path_of_fd(fd, buffer), NULL);                                              \
         length = step.act == KILL_HALF ? length / 2 : length;                                                          \
         int result = step.act == FAIL ? (errno = control->error, FAILED) : REAL(name)(__VA_ARGS__ offset, length);     \
-        finish(&step, OKAY, offset, length, 0, NULL);                                                                  \
+        finish(&step, OKAY, offset, length, MODE, NULL);                                                               \
         return result;                                                                                                 \
     }
 
 int fallocate(int fd, int mode, off_t offset, off_t length)
-    ALLOCATING(fallocate, -1, result == 0, fd COMMA mode COMMA)
+    ALLOCATING(fallocate, -1, result == 0, mode, fd COMMA mode COMMA)
 int fallocate64(int fd, int mode, off64_t offset, off64_t length)
-    ALLOCATING(fallocate64, -1, result == 0, fd COMMA mode COMMA)
+    ALLOCATING(fallocate64, -1, result == 0, mode, fd COMMA mode COMMA)
 int posix_fallocate(int fd, off_t offset, off_t length)
-    ALLOCATING(posix_fallocate, control->error, result == 0, fd COMMA)
+    ALLOCATING(posix_fallocate, control->error, result == 0, 0, fd COMMA)
 int posix_fallocate64(int fd, off64_t offset, off64_t length)
-    ALLOCATING(posix_fallocate64, control->error, result == 0, fd COMMA)
+    ALLOCATING(posix_fallocate64, control->error, result == 0, 0, fd COMMA)
 
 /* What remains is all alike: a path, or what a descriptor stands for, and an answer of 0 or -1. */
 #define ON_FD(OP, name, LENGTH, PARAMETERS, ...)                                                                       \

@@ -181,7 +181,7 @@ class Call:
     path2: str
     offset: int
     length: int
-    flags: int  # of an open
+    flags: int  # of an open; the mode of an allocation
     data: bytes  # what a write wrote
 
     @classmethod
