@@ -78,7 +78,7 @@ class Planner:
 
     @property
     def schedule(self) -> Schedule[Holder]:
-        """The schedule, advanced to the present time."""
+        """The schedule, advanced to the present time, or to at most `_TICK_S` before it."""
         now_s = time.monotonic()
         if now_s >= self._schedule.now_s + _TICK_S:
             self._schedule.tick(now_s)

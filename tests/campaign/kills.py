@@ -91,7 +91,7 @@ def _live(field: Ground, story: Story, result: Result, death: Death, root: Path)
     die_and_recover(field.zygote, story, death, root, result)
 
 
-_STORIES = (
+STORIES = (
     "first start",
     "take over",
     "pin",
@@ -109,7 +109,7 @@ _STORIES = (
     "ranges, verified and evicted",
 )
 ROWS = (
-    *(Row(f"SIGKILL: {name}", partial(killed, name), skip=NEEDS_CC) for name in _STORIES),
+    *(Row(f"SIGKILL: {name}", partial(killed, name), skip=NEEDS_CC) for name in STORIES),
     Row("SIGKILL, and again while it recovers", partial(killed_twice, "fetch"), skip=NEEDS_CC),
     Row("the same: ranges, evicted", partial(killed_twice, "ranges, evicted"), skip=NEEDS_CC),
     Row("SIGKILL: readers with leases", partial(killed_readers, False), skip=NEEDS_CC),
