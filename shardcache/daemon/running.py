@@ -27,7 +27,7 @@ from shardcache.config.origin_table import table_of
 from shardcache.config.settings import Settings, unknown_variables
 from shardcache.daemon.garbage_collection import (
     creating_long_lived_objects,
-    make_full_collections_rare,
+    make_collections_rare,
 )
 from shardcache.daemon.preparing import prepare_later, start_preparing
 from shardcache.daemon.stopping import (
@@ -152,7 +152,7 @@ class DaemonRun:
             await wait_for_predecessor(path, _STOP_LIMIT_S)
 
         log.info("starting", socket=str(path), handed_over=activated.unix is not None)
-        make_full_collections_rare()
+        make_collections_rare()
         sys.setswitchinterval(_SWITCH_S)
         with (
             listening_over_tcp(settings.http, settings.http_token_file, activated.tcp) as listener,
