@@ -158,10 +158,19 @@ class Workplace:
 
     @contextmanager
     def daemon(
-        self, capacity: str = "100GB", store: SeaweedFS | ThrottledS3 | None = None
+        self,
+        capacity: str = "100GB",
+        store: SeaweedFS | ThrottledS3 | None = None,
+        **settings: object,
     ) -> Iterator[Daemon]:
-        """A daemon with an empty cache, able to reach a store (by default the S3 server)."""
+        """A daemon with an empty cache, able to reach a store (by default the S3 server).
+
+        Args:
+            settings: options of the daemon, by their names in its configuration.
+        """
         env = (store or self.store).env()
+        for name, value in settings.items():
+            env[f"SHARDCACHE_{name.upper()}"] = str(value)
         with self.folder() as cache_dir, Daemon(cache_dir, capacity, env) as started:
             yield started
 
@@ -172,14 +181,17 @@ class Workplace:
             yield started
 
     @contextmanager
-    def far_store(self, dataset: Dataset) -> Iterator[ThrottledS3]:
+    def far_store(self, dataset: Dataset, **far: float) -> Iterator[ThrottledS3]:
         """A store that is far away, with the dataset's folder as a bucket and its shards in memory.
 
         A far store has disks of its own; here they would be those that are measured.
+
+        Args:
+            far: fields of `Far` that are to have other values.
         """
         for path in dataset.shards:
             path.read_bytes()
-        with ThrottledS3(self.root) as store:
+        with ThrottledS3(self.root, **far) as store:
             yield store
 
 

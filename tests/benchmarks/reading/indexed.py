@@ -1,6 +1,9 @@
 """Scattered samples by their numbers, from a distant store: cold, and again from local disk.
 
-Next to them, what each costs without a table of samples: the fetching of its whole shard.
+One sample in ten is read: of more, so many would be in the same parts that whole shards are fetched
+in their place. The store answers after 30 ms and is as fast as a network of 8 Gbit/s, which these
+samples do not fill. Next to them, what each costs without a table of samples: the fetching of its
+whole shard.
 """
 
 import random
@@ -17,10 +20,14 @@ from benchmarks.workplace import Workplace
 from support.programs.cli import shardcache
 from support.stores.throttled_s3 import ThrottledS3
 
-SAMPLES = 8_000
+READ_SHARE = 0.1
+NETWORK_BYTES_PER_S = 1e9
+CONNECTIONS = 64
+DEFAULT_CONNECTIONS = 16
 BATCH_SAMPLES = 256
 BY_SHARDS_SAMPLES = 20
 OURS = "shardcache"
+BY_DEFAULT = "the default 16 connections"
 BY_SHARDS = "whole shards"
 
 
@@ -44,21 +51,23 @@ class Scattered:
 def measure(place: Workplace) -> Iterator[Row]:
     """Yield samples per second, and bytes from the store for each byte that was read."""
     dataset = place.dataset(LARGE)
-    with place.far_store(dataset) as store:
+    with place.far_store(dataset, total_bytes_per_s=NETWORK_BYTES_PER_S) as store:
         index, bare = _index(place, dataset, store)
-        samples = min(round(SAMPLES * place.scale), dataset.samples // 2)
+        samples = round(READ_SHARE * dataset.samples)
         contenders = {
-            OURS: partial(_scattered, place, store, index, samples),
-            BY_SHARDS: partial(_scattered, place, store, bare, BY_SHARDS_SAMPLES),
+            OURS: partial(_scattered, place, store, index, samples, CONNECTIONS),
+            BY_DEFAULT: partial(_scattered, place, store, index, samples, DEFAULT_CONNECTIONS),
+            BY_SHARDS: partial(_scattered, place, store, bare, BY_SHARDS_SAMPLES, CONNECTIONS),
         }
         tries = interleaved(contenders, place.say, place.rounds)
     cold = median_of(tries, "cold_per_s")
     again = median_of(tries, "again_per_s")
     fetched = median_of(tries, "fetched")
     what = f"scattered samples of {LARGE.label}, batches of {BATCH_SAMPLES}"
-    yield Row(
-        "samples/s", f"cold, {what}", cold[OURS], BY_SHARDS, cold[BY_SHARDS], Target("≥", 1.0)
-    )
+    cold_what = f"cold, {what}, {CONNECTIONS} connections"
+    target = Target("≥", 1.0)
+    yield Row("samples/s", cold_what, cold[OURS], BY_SHARDS, cold[BY_SHARDS], target)
+    yield Row("samples/s", cold_what, cold[OURS], BY_DEFAULT, cold[BY_DEFAULT])
     yield Row("samples/s", f"again, {what}", again[OURS], BY_SHARDS, again[BY_SHARDS])
     yield Row(
         "bytes", "from the store for each byte read", fetched[OURS], BY_SHARDS, fetched[BY_SHARDS]
@@ -80,8 +89,10 @@ def _index(place: Workplace, dataset: Dataset, store: ThrottledS3) -> tuple[str,
     return str(index), str(bare)
 
 
-def _scattered(place: Workplace, store: ThrottledS3, index: str, samples: int) -> Scattered:
-    with place.daemon(store=store) as daemon:
+def _scattered(
+    place: Workplace, store: ThrottledS3, index: str, samples: int, connections: int
+) -> Scattered:
+    with place.daemon(store=store, max_connections=connections) as daemon:
         before_bytes = store.stats().sent_bytes
         found = Scattered(**call(read, socket=str(daemon.socket), index=index, count=samples))
         sent_bytes = store.stats().sent_bytes - before_bytes
