@@ -7,13 +7,11 @@ a whole object: as long as there is no space for the whole, or nobody wants it, 
 ranges that they wait for.
 
 The waits of all the object's readers are found through the claim (`KeyClaim`) on the object. When
-a wait, a part or an error is added, the claim's signal `moved` is notified: the claim moves. A part
-that arrives wakes only the waits for it, as hundreds may wait for ranges of one object.
+a wait, a part or an error is added, the claim's signal `moved` is notified: the claim moves.
 """
 
 import asyncio
 import math
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -115,18 +113,13 @@ class PartFiller:
         return file
 
 
-def _no_waits() -> defaultdict[int, list[Wait]]:
-    return defaultdict(list)
-
-
 @dataclass(slots=True)
 class _FillRun:
     """One call of `PartFiller.fill`, which fetches for the waits of one claim.
 
     `_open_file` returns the file of parts, which is opened once the first range is wanted;
     `_opened` is that file, or None until then. Parts are retained for a wait, so that none of them
-    is evicted before the reader that waits has all of them. `_awaiting` has these waits under each
-    of their parts.
+    is evicted before the reader that waits has all of them.
     """
 
     _residency: Residency
@@ -140,8 +133,6 @@ class _FillRun:
     _opened: PartFile | None = None
     _fetching: set[int] = field(default_factory=set)  # parts that are being fetched
     _retained: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by wait
-    _awaiting: defaultdict[int, list[Wait]] = field(default_factory=_no_waits)  # waits, by part
-    _lacks_space: bool = False  # True if the last wait to be requested had to wait for space
     # Returns the priority of the requests. All of them have the same function, by which the
     # scheduler of connections knows that they belong to one download.
     _priority: AskPriority = field(init=False)
@@ -237,7 +228,8 @@ class _FillRun:
     async def _request_ranges(self, group: asyncio.TaskGroup) -> bool:
         """Request the parts that readers wait for, or take a step towards that.
 
-        Returns False if nothing was left to do: all waits are served.
+        Returns False if nothing was left to do: all waits have their parts, or those are being
+        fetched.
         """
         if self._opened is None:
             # A transfer that waits for the space of the whole object shows that as its stage.
@@ -248,43 +240,39 @@ class _FillRun:
             return True
 
         # 1. Parts that an earlier daemon has left need not be fetched if they are sound.
-        wanted = self._parts_of_all(self._unserved())
-        wanted_next = list(self._parts_ahead())
-        await self._check_restored([*wanted, *wanted_next])
+        await self._check_restored()
 
         # 2. Missing parts are requested all at once, consecutive ones in one request. If most of
         #    the object's parts are wanted, the whole object is fetched instead.
-        missing = self._missing(wanted)
+        missing = self._missing(self._awaited_parts())
         if self._is_worth_the_whole(missing) and await self._whole.reserve_at_once():
             self._transfer.want_whole()
             return True
-        waiting = self._unserved()
-        if waiting:
-            await self._request(waiting, group)
+        has_requested = await self._request_needed(group)
 
         # 3. Parts that will probably be read next are requested, too, if there is space for them
         #    without waiting.
-        ahead = self._missing(wanted_next)
+        ahead = self._missing(self._parts_ahead())
         if ahead and await self._try_reserve_ahead(ahead):
             self._start_requests(ahead, group)
-        return bool(waiting)
+        return has_requested
 
-    async def _request(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> None:
-        """Request the parts of waits, or of the most urgent wait if not all have space."""
-        if not await self._try_request(waits, group):
-            most_urgent = min(waits, key=_urgency)
-            await self._request_in_turn(most_urgent, group)
+    async def _request_needed(self, group: asyncio.TaskGroup) -> bool:
+        """Request the parts of all waits, or of the most urgent wait if not all have space.
 
-    def _unserved(self) -> list[Wait]:
-        """Return the waits of which parts have yet to be requested."""
-        return [wait for wait in self._claim.range_waits if not self._is_served(wait)]
+        Returns False if no wait had parts to be requested.
+        """
+        waiting = [wait for wait in self._claim.range_waits if not self._is_served(wait)]
+        if not waiting:
+            return False
+        if not await self._try_request(waiting, group):
+            waiting.sort(key=_urgency)
+            await self._request_in_turn(waiting[0], group)
+        return True
 
     def _is_served(self, wait: Wait) -> bool:
         """Return whether all parts of a wait have arrived, or are being fetched."""
-        if wait not in self._retained:
-            return False
-        done = self._file.partial.done
-        return all(part in done or part in self._fetching for part in self._parts_of(wait))
+        return wait in self._retained and not self._missing(self._parts_of(wait))
 
     async def _try_request(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
         """Request the parts of waits, if there is space for all of them without waiting.
@@ -295,17 +283,15 @@ class _FillRun:
         """
         for wait in waits:
             self._retain_parts(wait)
-        missing = self._missing(self._parts_of_all(waits))
+        wanted = chain.from_iterable(self._parts_of(wait) for wait in waits)
+        missing = self._missing(wanted)
         if missing and not await self._try_reserve(missing):
             for wait in waits:
                 self._release_parts(wait)
                 wait.enter(Stage.SPACE)
-            self._lacks_space = True
             return False
-        self._lacks_space = False
         for wait in waits:
             wait.enter(Stage.NETWORK)
-        self._claim.moved.wake(waits)  # some of them may have all of their parts
         self._start_first_requests(waits, missing, group)
         self._start_requests(self._missing(missing), group)
         return True
@@ -364,8 +350,6 @@ class _FillRun:
         if wait not in self._retained:
             self._retained[wait] = set()
             wait.on_end = lambda: self._release_parts(wait)
-            for part in self._parts_of(wait):
-                self._awaiting[part].append(wait)
         done = self._file.partial.done
         self._retain_more(wait, [part for part in self._parts_of(wait) if part in done])
 
@@ -380,12 +364,6 @@ class _FillRun:
         """Release the parts of a wait. No-op if none are retained for it."""
         retained = self._retained.pop(wait, None)
         wait.on_end = None
-        if retained is None:
-            return
-        for part in self._parts_of(wait):
-            self._awaiting[part].remove(wait)
-            if not self._awaiting[part]:
-                del self._awaiting[part]
         if retained:
             self._residency.parts.release(self._file, retained)
 
@@ -393,9 +371,10 @@ class _FillRun:
         """Return the numbers of the parts that a wait needs; none for a wait for the whole."""
         return range(0) if wait.bytes is None else self._file.parts_of(wait.bytes)
 
-    def _parts_of_all(self, waits: Iterable[Wait]) -> list[int]:
-        """Return the numbers of the parts that any of the waits needs; some of them repeatedly."""
-        return list(chain.from_iterable(map(self._parts_of, waits)))
+    def _awaited_parts(self) -> Iterator[int]:
+        """Yield the numbers of the parts that readers wait for."""
+        for wait in self._claim.range_waits:
+            yield from self._parts_of(wait)
 
     def _parts_ahead(self) -> Iterator[int]:
         """Yield the numbers of the parts that readers will probably read next."""
@@ -424,10 +403,11 @@ class _FillRun:
             return 1
         return max_parts_per_request(self._file.partial.part_bytes)
 
-    async def _check_restored(self, wanted: Iterable[int]) -> None:
+    async def _check_restored(self) -> None:
         """Check the wanted parts that an earlier daemon has left."""
         unchecked = self._file.partial.unchecked
-        parts = [part for part in dict.fromkeys(wanted) if part in unchecked]
+        wanted = dict.fromkeys((*self._awaited_parts(), *self._parts_ahead()))
+        parts = [part for part in wanted if part in unchecked]
         if not parts:
             return
         await self._residency.parts.check_restored(self._file, parts)
@@ -473,14 +453,10 @@ class _FillRun:
             assert self._claim.reservation is not None
             self._claim.reservation.keep(part_bytes)  # it is on disk now
             self._residency.parts.arrived(self._file, part)
-            waits = self._awaiting.get(part, [])
-            for wait in waits:
-                self._retain_more(wait, [part])
-            self._transfer.done_bytes = partial.done_bytes
-            self._claim.moved.wake(waits)
-            if self._lacks_space or self._claim.wants_whole or not self._fetching:
-                # `_fill_with` may have something to do, and other waits may have got their parts.
-                self._claim.moved.notify()
+            for wait in self._retained:
+                if part in self._parts_of(wait):
+                    self._retain_more(wait, [part])
+            self._transfer.set_done(partial.done_bytes)
 
 
 def _urgency(wait: Wait) -> tuple[float, int]:
