@@ -17,7 +17,7 @@ def make_collections_rare() -> None:
 
     They are hardly needed: reference counting frees all objects except those in cycles, such as
     exceptions and their frames. A young collection scans little but the objects of requests in
-    flight, in vain: that took 7 % of the time of an event loop that fetched ranges. With many plans
+    flight, in vain: that took 4 % of the time of an event loop that fetched ranges. With many plans
     in memory, each full collection blocks the event loop for a tenth of a second.
     """
     _, middle, old = gc.get_threshold()
