@@ -40,10 +40,9 @@ class DeferredOrigin(Origin):
 
     async def loaded(self) -> Origin:
         """Return the real origin, loaded if necessary."""
-        if self._origin is None:
-            async with self._loading:
-                if self._origin is None:  # no other call has loaded it in the meantime
-                    self._origin = await asyncio.to_thread(_load, self._setup)
+        async with self._loading:
+            if self._origin is None:
+                self._origin = await asyncio.to_thread(_load, self._setup)
         return self._origin
 
     def start_preparing(self, url: str) -> None:

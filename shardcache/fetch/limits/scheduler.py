@@ -296,8 +296,6 @@ class Scheduler:
 
         A reader waits for this claim, and there is another claim that can be preempted for it.
         """
-        if not self._ranking.holds_unawaited:
-            return None  # a shortcut for speed, as this is called for each request
         if not any(group.queued and group.priority.waiting for group in self._groups.values()):
             return None
         preemptible_origins = {claim.group.origin for claim in self._victims(None)}

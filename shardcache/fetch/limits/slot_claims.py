@@ -212,11 +212,6 @@ class Ranking:
         if not self._held[key]:
             del self._held[key]
 
-    @property
-    def holds_unawaited(self) -> bool:
-        """True if any claim that holds a slot is one that no reader waits for."""
-        return any(priority_class != WAITING for priority_class, _ in self._held)
-
     def recount(self, holding: Iterable[Claim]) -> None:
         """Count all claims that hold a slot, after their priorities may have changed."""
         self._held = Counter(map(_class_and_client, holding))

@@ -113,13 +113,11 @@ class SdkSessions:
 
     async def _borrow(self) -> _OpenSession:
         """Count one more user of the current session, and return it, opened if necessary."""
-        session = self._current
-        if session is None:
-            async with self._opening:
-                session = self._current
-                if session is None:  # no other call has opened it in the meantime
-                    session = await self._open()
-                    self._current = session
+        async with self._opening:
+            session = self._current
+            if session is None:
+                session = await self._open()
+                self._current = session
         session.users += 1
         return session
 
