@@ -27,7 +27,7 @@ DEFAULT_CONNECTIONS = 16
 BATCH_SAMPLES = 256
 BY_SHARDS_SAMPLES = 20
 OURS = "shardcache"
-BY_DEFAULT = "the default 16 connections"
+BY_DEFAULT = f"the default {DEFAULT_CONNECTIONS} connections"
 BY_SHARDS = "whole shards"
 
 

@@ -18,7 +18,7 @@ from benchmarks.data import Dataset, Kind
 from benchmarks.downloads.cold import BATCH_SAMPLES, WORKERS, Course, loader_of, read_epoch
 from benchmarks.measure import Row, call, interleaved, median_of
 from benchmarks.peers import LANCEDB_TABLE, mosaicml
-from benchmarks.workplace import Daemon, Workplace
+from benchmarks.workplace import Workplace
 from support.programs.cli import shardcache
 from support.stores.throttled_s3 import ThrottledS3
 
@@ -125,8 +125,8 @@ def _index(place: Workplace, dataset: Dataset, store: ThrottledS3) -> str:
 def _ours(
     place: Workplace, store: ThrottledS3, index: str, order: Literal["global"] | bool
 ) -> Epochs:
-    env = {**store.env(), "SHARDCACHE_RANGE_PART_SIZE": _PART_BYTES}
-    with place.folder() as cache_dir, Daemon(cache_dir, f"{_disk_bytes(place)}", env) as daemon:
+    capacity = f"{_disk_bytes(place)}"
+    with place.daemon(capacity, store, range_part_size=_PART_BYTES) as daemon:
         return _trained(
             place, store, train_ours, socket=str(daemon.socket), index=index, order=order
         )
