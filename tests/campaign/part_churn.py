@@ -194,7 +194,8 @@ class Churn:
         """Read a range, compare it and release it.
 
         Between grant and look, the granted file may have become the whole object's, which may have
-        been evicted: then the range is asked for again, as clients do.
+        been evicted; there may be a new file of parts by then. The range is then asked for again,
+        as clients do.
         """
         with self._counting:
             self._read += 1

@@ -1,5 +1,6 @@
 """Ranges of objects read from a daemon, message by message."""
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -45,13 +46,16 @@ def read_ranges(daemon: Daemon, spans: Sequence[Span], *, notes: bool = False) -
 
 
 def granted_bytes(grant: dict[str, Any], start: int, end: int) -> bytes:
-    """Return the bytes of a range from the file that was granted."""
-    with Path(grant["path"]).open("rb") as file:
+    """Return the bytes of a range from the file that was granted.
+
+    Raises FileNotFoundError if the file has gone since the grant, as clients do; also if another
+    file has its path.
+    """
+    path = grant["path"]
+    with Path(path).open("rb") as file:
         descriptor = file.fileno()
-        if "inode" in grant:
-            assert os.fstat(descriptor).st_ino == grant["inode"], (
-                "another file than the granted one"
-            )
+        if "inode" in grant and os.fstat(descriptor).st_ino != grant["inode"]:
+            raise FileNotFoundError(errno.ENOENT, "another file than the granted one", path)
         return os.pread(descriptor, end - start, start)
 
 

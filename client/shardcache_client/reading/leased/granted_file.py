@@ -61,8 +61,9 @@ def read_granted(
 def open_granted(grant: Grant) -> int:
     """Return a descriptor of a grant's file, to be closed by the caller.
 
-    Raises CorruptShardError if the path has another file than the granted one; CacheDirError if
-    this process cannot read the file.
+    Raises ShardGoneError if the file has gone since the grant, also if another file has its path;
+    CacheDirError if this process cannot read the file for another reason; CorruptShardError if the
+    file is damaged.
     """
     path = Path(grant["path"])
     try:
