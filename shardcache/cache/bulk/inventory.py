@@ -220,12 +220,12 @@ class Inventory:
 
         Return None if they are sound, or no longer cached as parts.
         """
-        if self._store.parts.get(file.partial.key) is not file:
+        if not file.is_kept_by_part:
             return None  # the parts were evicted, or taken over by a transfer of the whole object
         try:
             damaged = await self._residency.parts.verify(file)
         except CacheError as exn:
-            return exn
+            return exn if file.is_kept_by_part else None  # it may be gone in the meantime
         if not damaged:
             return None
         numbers = ", ".join(map(str, damaged))

@@ -2,16 +2,16 @@
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import random
 import resource
-import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from shardcache.access.rules import Peer
 from shardcache.cache.space.part_residency import PartResidency
 from shardcache.errors import ExhaustedError
 from shardcache.origin.objects import RemoteObject
@@ -20,6 +20,8 @@ from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 from shardcache.transport.between.parts import write_parts
 from support.programs.daemon import eventually
+from support.shards.open_cache import ground
+from support.shards.opening import opening_blocked
 from support.shards.stores import kept_in, open_store
 
 PART_BYTES = 4096
@@ -100,18 +102,6 @@ def no_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@contextlib.contextmanager
-def opening_blocked(path: Path) -> Iterator[None]:
-    """Have everybody who opens a file wait until the end of the block, by a lease on it."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # ignored by default
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        yield
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -244,3 +234,22 @@ async def test_cancelled_check_keeps_count_of_the_damaged_parts_that_it_left(
     await remove_leftovers(store)
     assert store.space.used_bytes == 0
     store.close()
+
+
+async def test_verifying_skips_parts_that_go_meanwhile(tmp_path: Path) -> None:
+    """They cannot be read any more; that is no damage, nor a failing disk."""
+    may_read = threading.Event()
+    async with ground(tmp_path) as here:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        found = here.parts()
+        file = await filled(found.core.residency.parts, here.store, 1)
+        busy = asyncio.get_running_loop().run_in_executor(None, may_read.wait)
+        events = found.requesting.inventory.verify("", Peer(0))
+        assert (await anext(events))["event"] == "start"
+        result = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)  # now the parts are to be read, in the only thread
+        file.partial.path.unlink()
+        found.core.residency.parts.give_up_if_removed(file)
+        may_read.set()
+        await busy
+        assert (await result)["ok"]
