@@ -7,7 +7,9 @@ a whole object: as long as there is no space for the whole, or nobody wants it, 
 ranges that they wait for.
 
 The waits of all the object's readers are found through the claim (`KeyClaim`) on the object. When
-a wait, a part or an error is added, the claim's signal `moved` is notified: the claim moves.
+a wait, a part or an error is added, the claim's signal `moved` is notified: the claim moves. A part
+that arrives while all waits are served wakes only the waits for that part, as hundreds may wait for
+ranges of one object.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from shardcache.cache.fetching.reserving import WholeSpace
+from shardcache.cache.fetching.retained_parts import RetainedParts
 from shardcache.cache.space.residency import Residency, needed_now
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
@@ -118,8 +121,10 @@ class _FillRun:
     """One call of `PartFiller.fill`, which fetches for the waits of one claim.
 
     `_open_file` returns the file of parts, which is opened once the first range is wanted;
-    `_opened` is that file, or None until then. Parts are retained for a wait, so that none of them
-    is evicted before the reader that waits has all of them.
+    `_opened` has the parts that are retained in that file, and is None until then.
+
+    `_settled_at` is the count of `KeyClaim.moved` at which all waits were served. As long as the
+    count is the same, there is no other wait: each new one increases it.
     """
 
     _residency: Residency
@@ -130,9 +135,9 @@ class _FillRun:
     _whole: WholeSpace
     _open_file: Callable[[], Awaitable[PartFile]]
     _max_share: float
-    _opened: PartFile | None = None
+    _opened: RetainedParts | None = None
     _fetching: set[int] = field(default_factory=set)  # parts that are being fetched
-    _retained: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by wait
+    _settled_at: int = -1
     # Returns the priority of the requests. All of them have the same function, by which the
     # scheduler of connections knows that they belong to one download.
     _priority: AskPriority = field(init=False)
@@ -142,10 +147,15 @@ class _FillRun:
         self._priority = lambda: self._claim.priority(needed_now)
 
     @property
-    def _file(self) -> PartFile:
-        """The file of parts, once it is open."""
+    def _retained(self) -> RetainedParts:
+        """The retained parts, once the file of parts is open."""
         assert self._opened is not None  # `_request_ranges` opens it before it requests a part
         return self._opened
+
+    @property
+    def _file(self) -> PartFile:
+        """The file of parts, once it is open."""
+        return self._retained.file
 
     async def fill(self) -> bool:
         """Fetch ranges until there is space for the whole object; see `PartFiller.fill`."""
@@ -159,8 +169,8 @@ class _FillRun:
         finally:
             self._whole.end_wait()
             self._claim.arriving_bytes = 0  # requests that failed have left some
-            for wait in list(self._retained):
-                self._release_parts(wait)
+            if self._opened is not None:
+                self._opened.release_all()
 
     async def _fill_group(self) -> bool:
         """Run `_fill_with`, and wait for all of its requests. Raises the first of their errors.
@@ -180,9 +190,11 @@ class _FillRun:
         Returns True once the space of the whole object is reserved, False once nothing is wanted.
         """
         while True:
-            # 1. Readers that wait for ranges of this object get the parts that have arrived.
+            # 1. Readers that wait for ranges of this object get the parts that have arrived, before
+            #    these could be evicted. Waits that are served were woken for each of theirs.
             if self._opened is not None:
-                self._claim.offer_parts(self._opened)
+                self._claim.offer_parts(self._opened.file)
+                self._claim.moved.wake(self._unserved())
             # Let their tasks run: readers that have what they waited for end their waits.
             await asyncio.sleep(0)
             moves = self._claim.moved.count  # how often the claim has moved so far
@@ -207,6 +219,7 @@ class _FillRun:
             if self._claim.wants_whole:
                 await self._wait_for_whole()
             elif self._fetching:
+                self._settled_at = moves
                 await self._claim.moved.wait()
             else:
                 return False
@@ -228,66 +241,70 @@ class _FillRun:
     async def _request_ranges(self, group: asyncio.TaskGroup) -> bool:
         """Request the parts that readers wait for, or take a step towards that.
 
-        Returns False if nothing was left to do: all waits have their parts, or those are being
-        fetched.
+        Returns False if nothing was left to do: all waits are served.
         """
         if self._opened is None:
             # A transfer that waits for the space of the whole object shows that as its stage.
             is_waiting_for_whole = self._claim.wanted_bytes > 0
             if not is_waiting_for_whole:
                 self._transfer.stages.enter(Stage.NETWORK)
-            self._opened = await self._open_file()
+            file = await self._open_file()
+            self._opened = RetainedParts(self._residency.parts, file)
             return True
 
         # 1. Parts that an earlier daemon has left need not be fetched if they are sound.
-        await self._check_restored()
+        unserved = self._unserved()
+        if await self._check_restored(unserved):
+            return True
 
         # 2. Missing parts are requested all at once, consecutive ones in one request. If most of
         #    the object's parts are wanted, the whole object is fetched instead.
-        missing = self._missing(self._awaited_parts())
+        missing = self._missing(self._parts_of_all(unserved))
         if self._is_worth_the_whole(missing) and await self._whole.reserve_at_once():
             self._transfer.want_whole()
             return True
-        has_requested = await self._request_needed(group)
+        # A wait that has joined since step 1 may be for parts that have to be checked. It is
+        # requested in the next round.
+        waiting = [wait for wait in self._unserved() if wait in unserved]
+        if waiting:
+            await self._request(waiting, group)
 
         # 3. Parts that will probably be read next are requested, too, if there is space for them
         #    without waiting.
         ahead = self._missing(self._parts_ahead())
+        ahead = [part for part in ahead if part not in self._file.partial.unchecked]
         if ahead and await self._try_reserve_ahead(ahead):
             self._start_requests(ahead, group)
-        return has_requested
+        return bool(waiting)
 
-    async def _request_needed(self, group: asyncio.TaskGroup) -> bool:
-        """Request the parts of all waits, or of the most urgent wait if not all have space.
+    async def _request(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> None:
+        """Request the parts of waits, or of the most urgent wait if not all have space."""
+        if not await self._try_request(waits, group):
+            most_urgent = min(waits, key=_urgency)
+            await self._request_in_turn(most_urgent, group)
 
-        Returns False if no wait had parts to be requested.
-        """
-        waiting = [wait for wait in self._claim.range_waits if not self._is_served(wait)]
-        if not waiting:
-            return False
-        if not await self._try_request(waiting, group):
-            waiting.sort(key=_urgency)
-            await self._request_in_turn(waiting[0], group)
-        return True
+    def _unserved(self) -> dict[Wait, None]:
+        """Return the waits of which parts have yet to be requested, in the claim's order."""
+        return dict.fromkeys(wait for wait in self._claim.range_waits if not self._is_served(wait))
 
     def _is_served(self, wait: Wait) -> bool:
         """Return whether all parts of a wait have arrived, or are being fetched."""
-        return wait in self._retained and not self._missing(self._parts_of(wait))
+        if wait not in self._retained:
+            return False
+        done = self._file.partial.done
+        return all(part in done or part in self._fetching for part in self._retained.parts_of(wait))
 
     async def _try_request(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
         """Request the parts of waits, if there is space for all of them without waiting.
 
-        Returns whether there was. The parts of each wait are then retained until the wait ends. If
-        there is no space, none of them is retained: a wait that has some of its parts and waits for
-        the space of the others could deadlock with another such wait.
+        Returns whether there was. The parts of each wait are then retained until the wait ends.
         """
-        for wait in waits:
-            self._retain_parts(wait)
-        wanted = chain.from_iterable(self._parts_of(wait) for wait in waits)
-        missing = self._missing(wanted)
-        if missing and not await self._try_reserve(missing):
+        # Some of these waits may have all of their parts by now. Nobody has woken them if the parts
+        # were checked, or arrived before this run knew the wait.
+        self._claim.moved.wake(waits)
+        missing = self._missing(self._parts_of_all(waits))
+        if not await self._try_retain(waits, missing):
             for wait in waits:
-                self._release_parts(wait)
                 wait.enter(Stage.SPACE)
             return False
         for wait in waits:
@@ -295,6 +312,24 @@ class _FillRun:
         self._start_first_requests(waits, missing, group)
         self._start_requests(self._missing(missing), group)
         return True
+
+    async def _try_retain(self, waits: Sequence[Wait], missing: Sequence[int]) -> bool:
+        """Retain the parts of waits, if there is space for the missing ones without waiting.
+
+        Returns whether there was. If not, no part is retained: a wait that has some of its parts
+        and waits for the space of the others could deadlock with another such wait.
+        """
+        # The release of parts wakes all claims that wait for space. So a claim whose turn it is not
+        # must not retain any: two such claims would wake each other, again and again.
+        if missing and not self._residency.parts.may_take_space(self._claim):
+            return False
+        for wait in waits:
+            self._retained.retain(wait)
+        if not missing or await self._try_reserve(missing):
+            return True
+        for wait in waits:
+            self._retained.release(wait)
+        return False
 
     def _start_first_requests(
         self,
@@ -313,7 +348,7 @@ class _FillRun:
             group: runs the requests.
         """
         for wait in waits:
-            parts = self._parts_of(wait)
+            parts = self._retained.parts_of(wait)
             if not wait.in_order or not parts:
                 continue
             first = parts[0]
@@ -328,7 +363,7 @@ class _FillRun:
         before all others. Returns also if the wait has ended, or ends with an error, as there can
         be no space for it.
         """
-        missing = self._missing(self._parts_of(wait))
+        missing = self._missing(self._retained.parts_of(wait))
         size_bytes = self._size_of(missing)
         with self._residency.parts.in_line(self._claim), self._claim.waiting_for_space(size_bytes):
             while wait in self._claim.waits and not await self._try_request([wait], group):
@@ -340,41 +375,9 @@ class _FillRun:
                     self._claim.moved.notify()
                     return
 
-    # Parts that are retained until their readers have them
-
-    def _retain_parts(self, wait: Wait) -> None:
-        """Retain the cached parts of a wait until the wait ends.
-
-        `_fetch` retains each further part when it arrives.
-        """
-        if wait not in self._retained:
-            self._retained[wait] = set()
-            wait.on_end = lambda: self._release_parts(wait)
-        done = self._file.partial.done
-        self._retain_more(wait, [part for part in self._parts_of(wait) if part in done])
-
-    def _retain_more(self, wait: Wait, parts: Iterable[int]) -> None:
-        """Retain further parts for a wait, except those that are retained for it already."""
-        retained = self._retained[wait]
-        new = [part for part in parts if part not in retained]
-        retained.update(new)
-        self._residency.parts.retain(self._file, new)
-
-    def _release_parts(self, wait: Wait) -> None:
-        """Release the parts of a wait. No-op if none are retained for it."""
-        retained = self._retained.pop(wait, None)
-        wait.on_end = None
-        if retained:
-            self._residency.parts.release(self._file, retained)
-
-    def _parts_of(self, wait: Wait) -> range:
-        """Return the numbers of the parts that a wait needs; none for a wait for the whole."""
-        return range(0) if wait.bytes is None else self._file.parts_of(wait.bytes)
-
-    def _awaited_parts(self) -> Iterator[int]:
-        """Yield the numbers of the parts that readers wait for."""
-        for wait in self._claim.range_waits:
-            yield from self._parts_of(wait)
+    def _parts_of_all(self, waits: Iterable[Wait]) -> Iterator[int]:
+        """Yield the numbers of the parts that waits need; some of them repeatedly."""
+        return chain.from_iterable(map(self._retained.parts_of, waits))
 
     def _parts_ahead(self) -> Iterator[int]:
         """Yield the numbers of the parts that readers will probably read next."""
@@ -403,14 +406,20 @@ class _FillRun:
             return 1
         return max_parts_per_request(self._file.partial.part_bytes)
 
-    async def _check_restored(self) -> None:
-        """Check the wanted parts that an earlier daemon has left."""
+    async def _check_restored(self, waits: Iterable[Wait]) -> bool:
+        """Check the parts that an earlier daemon has left, and that waits need now or next.
+
+        Returns whether any was checked, and so may be what a wait lacks.
+        """
         unchecked = self._file.partial.unchecked
-        wanted = dict.fromkeys((*self._awaited_parts(), *self._parts_ahead()))
+        if not unchecked:
+            return False  # a daemon that runs for long has none
+        wanted = dict.fromkeys((*self._parts_of_all(waits), *self._parts_ahead()))
         parts = [part for part in wanted if part in unchecked]
         if not parts:
-            return
+            return False
         await self._residency.parts.check_restored(self._file, parts)
+        return not all(part in unchecked for part in parts)
 
     def _is_worth_the_whole(self, missing: list[int]) -> bool:
         """Return whether to fetch the whole object, as many of its parts would be cached then."""
@@ -453,10 +462,21 @@ class _FillRun:
             assert self._claim.reservation is not None
             self._claim.reservation.keep(part_bytes)  # it is on disk now
             self._residency.parts.arrived(self._file, part)
-            for wait in self._retained:
-                if part in self._parts_of(wait):
-                    self._retain_more(wait, [part])
-            self._transfer.set_done(partial.done_bytes)
+            waits = self._retained.arrived(part)
+            self._transfer.done_bytes = partial.done_bytes
+            self._part_arrived(waits)
+
+    def _part_arrived(self, waits: Sequence[Wait]) -> None:
+        """Wake the waits for a part that has arrived, and whoever else has to look again."""
+        # 1. If not all waits are served, others may need the part, too.
+        # 2. After the last part, `_fill_with` may return.
+        # 3. A part that these waits had already may have been lost, as it was damaged. It is then
+        #    requested again.
+        is_settled = self._claim.moved.count == self._settled_at
+        if is_settled and self._fetching and all(map(self._is_served, waits)):
+            self._claim.moved.wake(waits)
+        else:
+            self._claim.moved.notify()
 
 
 def _urgency(wait: Wait) -> tuple[float, int]:

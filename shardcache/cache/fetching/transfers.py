@@ -204,7 +204,7 @@ class Transfers:
         wait.has_own_stages = False
         if wait.bytes is not None:
             # The transfer fetches only ranges that are waited for, so it has to look again now.
-            self.wait_began(transfer)
+            self.wait_began(transfer, wait)
         try:
             while not transfer.outcome.done():
                 early = try_early(transfer, wait)
@@ -212,7 +212,7 @@ class Transfers:
                     return early
                 if wait.error is not None:
                     raise wait.error
-                await transfer.moved.wait()
+                await transfer.moved.wait_as(wait)
             return transfer.outcome.result()
         finally:
             transfer.waits.discard(wait)
@@ -258,9 +258,10 @@ class Transfers:
             transfer.ref = ref
         return transfer
 
-    def wait_began(self, transfer: Transfer) -> None:
+    def wait_began(self, transfer: Transfer, wait: Wait) -> None:
         """Have priorities re-evaluated soon, as a reader has begun to wait for this shard."""
-        transfer.moved.notify()
+        transfer.moved.notify_unnamed()
+        transfer.moved.wake([wait])  # other readers' waits are not concerned
         # Many readers may begin to wait in the same turn of the event loop. Priorities are then
         # re-evaluated once for all of them.
         if not self._will_reconsider:

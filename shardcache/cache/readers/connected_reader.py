@@ -440,7 +440,7 @@ class Reader:
     def _begin_wait(self, wait: Wait, transfer: Transfer | None) -> None:
         self.clock.begin(wait)
         if transfer is not None:
-            self._transfers.wait_began(transfer)
+            self._transfers.wait_began(transfer, wait)
 
     def _end_wait(self, wait: Wait) -> None:
         """End the wait for a lease; no-op unless the wait has begun and not ended."""

@@ -81,6 +81,8 @@ class KeyClaim:
 
     def offer_parts(self, file: PartFile) -> None:
         """Offer the parts in a file to all readers that wait for ranges of the object."""
+        if all(transfer.part_file is file for transfer in self.transfers):
+            return
         self.part_file = file
         for transfer in self.transfers:
             transfer.part_file = file
