@@ -244,17 +244,26 @@ def bookkeeping(daemon: Daemon, when: str) -> Iterator[Problem]:
 
 
 def _taken(daemon: Daemon) -> dict[Path, int]:
-    """Return the sizes of all files that take space of the cache."""
-    folders = [daemon.cache_dir / name for name in ("shards", "partial", "quarantine")]
+    """Return the sizes of all files that take space of the cache.
+
+    A file that is moved to quarantine during the listing may be in it twice, or not at all. So it
+    is listed until that is the same twice.
+    """
+    last: dict[Path, int] = {}
     while True:
-        # One may be moved to quarantine between the listing and the look at it: look again.
-        with suppress(FileNotFoundError):
-            open_parts = _open_parts(daemon)
-            taken: dict[Path, int] = {}
-            for folder in folders:
-                for path in folder.rglob("*.*"):
-                    taken[path] = _size_bytes(path, open_parts)
-            return taken
+        with suppress(FileNotFoundError):  # one was moved between the listing and the look at it
+            taken = _listed(daemon)
+            if taken == last:
+                return taken
+            last = taken
+
+
+def _listed(daemon: Daemon) -> dict[Path, int]:
+    open_parts = _open_parts(daemon)
+    folders = [daemon.cache_dir / name for name in ("shards", "partial", "quarantine")]
+    return {
+        path: _size_bytes(path, open_parts) for folder in folders for path in folder.rglob("*.*")
+    }
 
 
 def _open_parts(daemon: Daemon) -> dict[str, Parts]:
