@@ -105,6 +105,9 @@ class PartFiller:
         """Return the file of an object's parts; make one if there is none."""
         file = self._store.parts.get(key)
         if file is not None:
+            self._residency.parts.give_up_if_removed(file)
+            file = self._store.parts.get(key)
+        if file is not None:
             if not file.is_confirmed:  # an earlier daemon has left it
                 file.confirm(obj)
             return file
@@ -124,7 +127,7 @@ class _FillRun:
     `_opened` has the parts that are retained in that file, and is None until then.
 
     `_settled_at` is the count of `KeyClaim.moved` at which all waits were served. As long as the
-    count is the same, there is no other wait: each new one increases it.
+    count is the same, they are: a new wait increases it, and so does the loss of a part.
     """
 
     _residency: Residency
@@ -241,7 +244,7 @@ class _FillRun:
     async def _request_ranges(self, group: asyncio.TaskGroup) -> bool:
         """Request the parts that readers wait for, or take a step towards that.
 
-        Returns False if nothing was left to do: all waits are served.
+        Returns False if nothing was left to do: all waits are served, or the claim has moved.
         """
         if self._opened is None:
             # A transfer that waits for the space of the whole object shows that as its stage.
@@ -460,7 +463,10 @@ class _FillRun:
             self._fetching.discard(part)
             self._claim.arriving_bytes -= part_bytes
             assert self._claim.reservation is not None
-            self._claim.reservation.keep(part_bytes)  # it is on disk now
+            # If the file was closed, as another program has removed it, its parts do not count. The
+            # space stays in the reservation, which is closed in the end.
+            if self._file.is_kept_by_part:
+                self._claim.reservation.keep(part_bytes)  # the part is on disk now
             self._residency.parts.arrived(self._file, part)
             waits = self._retained.arrived(part)
             self._transfer.done_bytes = partial.done_bytes
@@ -470,10 +476,8 @@ class _FillRun:
         """Wake the waits for a part that has arrived, and whoever else has to look again."""
         # 1. If not all waits are served, others may need the part, too.
         # 2. After the last part, `_fill_with` may return.
-        # 3. A part that these waits had already may have been lost, as it was damaged. It is then
-        #    requested again.
         is_settled = self._claim.moved.count == self._settled_at
-        if is_settled and self._fetching and all(map(self._is_served, waits)):
+        if is_settled and self._fetching:
             self._claim.moved.wake(waits)
         else:
             self._claim.moved.notify()

@@ -14,7 +14,7 @@ closed, and its parts then belong to that transfer.
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shardcache.cache.planner import Planner
 from shardcache.cache.waiting.claims import KeyClaim
@@ -39,7 +39,7 @@ class PartResidency:
         planner: has the schedule.
         counters: the daemon's counters.
         changed: notified when more parts may be evictable.
-        claims: keys of the objects that are being fetched; a view, which is always up to date.
+        claims: the claims of the objects that are being fetched, by key; always up to date.
         allocating: lock that is held while space is reserved, and so while anything is evicted.
     """
 
@@ -49,7 +49,7 @@ class PartResidency:
         planner: Planner,
         counters: Counters,
         changed: Signal,
-        claims: Collection[str],
+        claims: Mapping[str, KeyClaim],
         allocating: asyncio.Lock,
     ) -> None:
         self._store = store
@@ -97,8 +97,13 @@ class PartResidency:
             self.arrived(file, part)
 
     def arrived(self, file: PartFile, part: int) -> None:
-        """Add a part that was fetched by itself."""
-        self._planner.schedule.arrived(file.key_of(part), file.partial.size_of(part))
+        """Add a part that was fetched by itself. No-op if the file was closed in the meantime."""
+        if not file.is_kept_by_part:
+            return
+        key = file.key_of(part)
+        self._planner.schedule.arrived(key, file.partial.size_of(part))
+        if file.leases[part]:  # the part was lost while readers had it in use
+            self._planner.schedule.held(key)
 
     async def _lose(self, file: PartFile, part: int) -> None:
         """Remove a part that turned out to be damaged, and free its space. Raises DiskError.
@@ -110,8 +115,15 @@ class PartResidency:
         if file.leases[part]:
             file.forget(part)
             self._store.space.kept_bytes -= file.partial.size_of(part)
+            self._have_waits_checked(file)
         else:
             await self._store.parts.drop(file, part)
+
+    def _have_waits_checked(self, file: PartFile) -> None:
+        """Have all who wait for ranges of an object, or fetch these, look again at its parts."""
+        claim = self._claims.get(file.partial.key)
+        if claim is not None:
+            claim.moved.notify()
 
     def retain(self, file: PartFile, parts: Iterable[int]) -> None:
         """Keep parts from eviction until `release`, and count them as used now."""
@@ -263,6 +275,7 @@ class PartResidency:
             finally:
                 self.release(file, unchecked)
             file.partial.settle(list(sound), sound)
+            self._have_waits_checked(file)
             damaged = [part for part in unchecked if part not in sound]
             if damaged:
                 await self._lose_restored(file, damaged)

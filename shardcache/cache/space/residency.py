@@ -87,9 +87,7 @@ class Residency:
         self.claims: dict[str, KeyClaim] = {}
         self.min_free_short_bytes = 0
         self._allocating = asyncio.Lock()
-        self.parts = PartResidency(
-            store, planner, counters, changed, self.claims.keys(), self._allocating
-        )
+        self.parts = PartResidency(store, planner, counters, changed, self.claims, self._allocating)
         self.ahead = AheadSpace(self._ahead_bytes)
         self._evicted: dict[str, None] = {}  # keys of evicted shards, oldest first
         # Shards whose removal failed, as a process has them open, with the time of the attempt.

@@ -43,6 +43,7 @@ class KeyClaim:
         lock: held by the transfer that works.
         transfers: the transfers, in the order in which they joined.
         moved: notified when anything changes for one of the transfers, which all share this signal.
+            A part that arrives may wake only those who wait for it.
         part_file: the file with the parts of the object, once some are fetched.
         reservation: the space for the object, while a transfer works.
         arriving_bytes: the part of the reservation for parts that are being fetched by themselves.

@@ -28,7 +28,7 @@ class Signal:
         self._named: dict[Hashable, asyncio.Future[None]] = {}
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the next `notify`, but at most for `timeout_s`; None for no timeout."""
+        """Wait for the next notification, but at most for `timeout_s`; None for no timeout."""
         if timeout_s is None:
             await self.next.wait()
             return
@@ -37,7 +37,7 @@ class Signal:
                 await self.next.wait()
 
     async def wait_with(self, other: "Signal", timeout_s: float) -> None:
-        """Wait for the next `notify` of either signal, but at most for `timeout_s`."""
+        """Wait for the next notification of either signal, but at most for `timeout_s`."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self.next, other.next)]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

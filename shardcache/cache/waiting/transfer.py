@@ -49,7 +49,8 @@ class Transfer:
         arriving: early access to the shard, while it can be offered.
         part_file: the file with the parts that have arrived, for readers of ranges.
         moved: notified after a change that waiting tasks have to see, such as arrived bytes. All
-            transfers of the same object share it.
+            transfers of the same object share it. A part that arrives may wake only those who wait
+            for it.
         outcome: the shard once the transfer has succeeded, or the error. The result None means that
             only ranges were wanted, and that all of them have been fetched.
         task: the task that does the work; None until it is started.
@@ -123,7 +124,12 @@ class Transfer:
         """Begin a download of `total_bytes`, of which nothing has been received yet."""
         self.total_bytes = total_bytes
         self.done_bytes = 0
-        self.unfinished = UnfinishedParts(self.moved.notify)
+        self.unfinished = UnfinishedParts(self._bytes_written)
+
+    def _bytes_written(self) -> None:
+        """Have readers of an arriving shard look for more; nobody else reads unfinished parts."""
+        if self.arriving is not None:
+            self.moved.notify()
 
     def offer(self, partial: Partial) -> Arrival:
         """Offer early access to the shard, while its bytes arrive in `partial`."""

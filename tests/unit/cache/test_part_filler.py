@@ -188,6 +188,14 @@ async def test_a_wait_that_joins_during_a_check_is_checked_as_well(tmp_path: Pat
         assert store.ranges() == fetched
 
 
+def damage(file: PartFile, part: int) -> None:
+    """Change bytes of a part on the disk."""
+    with file.partial.path.open("r+b") as damaged:
+        damaged.seek(part * PART_BYTES)
+        damaged.write(bytes(100))
+        os.fsync(damaged.fileno())
+
+
 async def test_a_part_that_is_lost_is_fetched_again_once_the_others_are_there(
     tmp_path: Path,
 ) -> None:
@@ -201,10 +209,7 @@ async def test_a_part_that_is_lost_is_fetched_again_once_the_others_are_there(
             await last.begun(Stage.NETWORK)
             reading = cache.reading(3, 4)
             await reading.begun(Stage.NETWORK)
-            with file.partial.path.open("r+b") as damaged:
-                damaged.seek(3 * PART_BYTES)
-                damaged.write(bytes(100))
-                os.fsync(damaged.fileno())
+            damage(file, 3)
             assert await cache.residency.verify_part(file, 3)
             cache.let(5)
             await reading.read()
@@ -243,3 +248,81 @@ async def test_waits_for_space_do_not_wake_each_other(tmp_path: Path) -> None:
             cache.residency.release(file, range(10, 15))
             for reading in later:
                 await reading.read()
+
+
+async def test_a_lost_part_that_arrives_again_is_in_use(tmp_path: Path) -> None:
+    """Whoever wants its space must not choose it, again and again."""
+    with GatedStore() as store:
+        async with range_cache(tmp_path, store) as cache:
+            cache.let(4)
+            file = await cache.hold(3)
+            cache.residency.release(file, [3])
+            reading = cache.reading(3, 4)
+            await reading.begun(Stage.NETWORK)
+            damage(file, 3)
+            assert await cache.residency.verify_part(file, 3)
+            await until(lambda: 3 in file.partial.done)
+            for url in cache.others:  # together more than fits
+                other = await cache.reading(0, 1, 2, url=url).read()
+                cache.residency.release(other, [0, 1, 2])
+            assert 3 in file.partial.done
+            cache.let(PARTS)
+            await reading.read()
+            assert _parts_in(file, 3, 4) == BODY[3 * PART_BYTES : 5 * PART_BYTES]
+
+
+async def test_a_part_that_arrives_in_a_removed_file_is_not_counted(tmp_path: Path) -> None:
+    """Its reader gets the part from the file that takes the place of the removed one."""
+    with GatedStore() as store:
+        store.bytewise = True
+        async with range_cache(tmp_path, store) as cache:
+            cache.let(4)
+            file = await cache.hold(3)
+            reading = cache.reading(20)
+            await reading.begun(Stage.NETWORK)
+            store.let(NAME, 20 * PART_BYTES + 1000)
+            [transfer] = cache.parts.fetching.transfers.all()
+            await until(lambda: transfer.unfinished.received_bytes > 0)  # into the open file
+            file.partial.path.unlink()
+            cache.residency.release(file, [3])
+            cache.residency.give_up_if_removed(file)
+            cache.let(PARTS)
+            again = await reading.read()
+            assert again is not file
+            assert _parts_in(again, 20, 20) == BODY[20 * PART_BYTES : 21 * PART_BYTES]
+            await until(lambda: not cache.parts.fetching.transfers.all())
+            assert cache.space.kept_bytes == again.kept_bytes
+
+
+async def test_a_removed_file_is_noticed_by_the_next_fetch(tmp_path: Path) -> None:
+    """Even if no reader opens it, and reports the loss."""
+    with GatedStore() as store:
+        async with range_cache(tmp_path, store) as cache:
+            cache.let(PARTS)
+            file = await cache.hold(3)
+            cache.residency.release(file, [3])
+            file.partial.path.unlink()
+            again = await cache.hold(10)
+            assert again is not file
+            assert _parts_in(again, 10, 10) == BODY[10 * PART_BYTES : 11 * PART_BYTES]
+
+
+async def test_a_part_that_somebody_else_has_checked_is_given_to_its_reader(tmp_path: Path) -> None:
+    """The scrubber, for example, while the filler waits for the space of another range."""
+    with GatedStore() as store:
+        async with range_cache(tmp_path, store) as cache:
+            cache.let(4)
+            await cache.hold(0, 1)
+            await cache.hold(3)
+        async with range_cache(tmp_path, store) as cache:
+            held = await cache.hold(0, 1)
+            large = cache.reading(10, 11, 12, 13, 14)
+            await large.begun(Stage.SPACE)
+            late = cache.reading(3)
+            await until(lambda: late.wait.stages is not None)
+            assert not await cache.residency.verify_part(held, 3)
+            await late.read()
+            assert not large.is_over
+            cache.residency.release(held, [0, 1, 3])
+            cache.let(PARTS)
+            await large.read()
