@@ -106,11 +106,10 @@ class PartFiller:
         file = self._store.parts.get(key)
         if file is not None:
             self._residency.parts.give_up_if_removed(file)
-            file = self._store.parts.get(key)
-        if file is not None:
-            if not file.is_confirmed:  # an earlier daemon has left it
-                file.confirm(obj)
-            return file
+            if file.is_kept_by_part:
+                if not file.is_confirmed:  # an earlier daemon has left it
+                    file.confirm(obj)
+                return file
         assert claim.reservation is not None
         # A reader waits, so the space for the journal is needed now.
         await self._residency.reserve(claim, JOURNAL_BYTES, needed_now)
@@ -288,22 +287,23 @@ class _FillRun:
 
     def _unserved(self) -> dict[Wait, None]:
         """Return the waits of which parts have yet to be requested, in the claim's order."""
-        return dict.fromkeys(wait for wait in self._claim.range_waits if not self._is_served(wait))
+        waits = self._claim.range_waits
+        return dict.fromkeys(wait for wait in waits if not self._is_served(wait))
 
     def _is_served(self, wait: Wait) -> bool:
         """Return whether all parts of a wait have arrived, or are being fetched."""
         if wait not in self._retained:
             return False
         done = self._file.partial.done
-        return all(part in done or part in self._fetching for part in self._retained.parts_of(wait))
+        parts = self._retained.parts_of(wait)
+        return all(part in done or part in self._fetching for part in parts)
 
     async def _try_request(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
         """Request the parts of waits, if there is space for all of them without waiting.
 
         Returns whether there was. The parts of each wait are then retained until the wait ends.
         """
-        # Some of these waits may have all of their parts by now. Nobody has woken them if the parts
-        # were checked, or arrived before this run knew the wait.
+        # Some of these waits may have all of their parts by now: these can end.
         self._claim.moved.wake(waits)
         missing = self._missing(self._parts_of_all(waits))
         if not await self._try_retain(waits, missing):
